@@ -1,0 +1,1 @@
+"""The PostgreSQL connector (14 to 18)."""
