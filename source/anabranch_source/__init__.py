@@ -1,0 +1,1 @@
+"""From a database to Kafka."""
