@@ -1,0 +1,1 @@
+"""From Kafka to a target, on Spark."""

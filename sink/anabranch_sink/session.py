@@ -1,0 +1,70 @@
+"""The Spark session of a sink."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from anabranch_sink.config import SinkConfig, parallelism
+
+
+def build(config: SinkConfig) -> SparkSession:
+    """Start (or return) the session; settings of `config.conf` win over ours."""
+    # Workers must be this interpreter: another from PATH would lack our packages.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(config.spark).appName(f"anabranch {config.name}")
+    for name, value in {**settings(config), **config.conf}.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def warm(session: SparkSession, config: SinkConfig) -> None:
+    """Run an empty job of a cut's kind: the first loads classes, and starts Python workers with all they import.
+
+    It takes some seconds that would otherwise be the first transactions' lag.
+    """
+    tasks = parallelism(config.spark)
+    session.range(0, tasks, 1, tasks).mapInArrow(_imported, "id long").collect()
+
+
+def _imported(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    from anabranch_connectors.postgres import staging  # noqa: F401, PLC0415 - what a task will need
+    from anabranch_sink import stage  # noqa: F401, PLC0415
+
+    yield from batches
+
+
+def settings(config: SinkConfig) -> dict[str, str]:
+    """Return our Spark settings."""
+    return {
+        **({"spark.jars": ",".join(map(str, config.jars))} if config.jars else {}),
+        # Kafka consumers stay in the executors for the next cut, each with what it fetched ahead: the default of 1 GB
+        # was seen to run out with five consumers a partition.
+        "spark.driver.memory": "2g",
+        # The driver's own work is short and ever the same. The optimising compiler and a parallel collector take more
+        # of two cores than they give back: see decision 13.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        # Shuffles are not used; adaptive plans cost tens of milliseconds for a cut of a few rows.
+        "spark.sql.shuffle.partitions": str(parallelism(config.spark)),
+        "spark.sql.adaptive.enabled": "false",
+        "spark.python.worker.reuse": "true",
+        # 4.1: half of what a task's hand-over over TCP costs. Unknown settings are ignored by 4.0.
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.python.daemon.module": "anabranch_sink.worker_daemon",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),
+        "spark.sql.session.timeZone": "UTC",
+        # 20 batches of offsets and commits are plenty: the checkpoint is a hint.
+        "spark.sql.streaming.minBatchesToRetain": "20",
+        "spark.sql.streaming.stopTimeout": "30000",
+        # Two attempts of one task at once would only stage twice.
+        "spark.speculation": "false",
+    }
