@@ -1,0 +1,1 @@
+"""The commands of `anabranch`, one module a group."""
