@@ -1,0 +1,1 @@
+"""Measures Anabranch beside its peers on one machine: `python -m bench --list`."""
