@@ -7,28 +7,19 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 import yaml
+from tests.waiting import wait_until
 
 from anabranch.stack.service import KafkaService
 
 pytestmark = pytest.mark.timeout(300)
 _TIMEOUT_S = 120.0
-
-
-def _wait(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + _TIMEOUT_S
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, what
-        pause.wait(0.1)
 
 
 class Command:
@@ -108,7 +99,7 @@ def test_a_pipeline_runs_comes_back_after_kill_9_and_drains_on_sigterm(command: 
     assert checked["ok"]
 
     command.run()
-    _wait(command.safe, "the sink has no safe time")
+    wait_until(command.safe, "the sink has no safe time")
     code, verified, _ = command.call("verify", "-o", "json")
     assert code == 0
     assert verified["tables"][0]["rows"] == 100
@@ -123,7 +114,7 @@ def test_a_pipeline_runs_comes_back_after_kill_9_and_drains_on_sigterm(command: 
         connection.execute("UPDATE orders SET item = 'changed' WHERE id % 2 = 0")
         connection.execute("DELETE FROM orders WHERE id % 10 = 0")
     command.run()
-    _wait(lambda: command.status()["streams"][0]["epoch"] > epoch, "the stream was not taken up again")
+    wait_until(lambda: command.status()["streams"][0]["epoch"] > epoch, "the stream was not taken up again")
     code, verified, error = command.call("verify", "-o", "json")
     assert code == 0, error
     assert verified["equal"]
@@ -144,7 +135,7 @@ def test_a_pipeline_runs_comes_back_after_kill_9_and_drains_on_sigterm(command: 
 
 def test_a_part_that_cannot_go_on_is_shown_with_its_reason_and_repair(command: Command, eu_database: str) -> None:
     command.run()
-    _wait(command.safe, "the sink has no safe time")
+    wait_until(command.safe, "the sink has no safe time")
     process = command.process
     assert process is not None
     process.send_signal(signal.SIGTERM)
@@ -155,7 +146,7 @@ def test_a_part_that_cannot_go_on_is_shown_with_its_reason_and_repair(command: C
         )
         connection.execute("DELETE FROM orders WHERE id > 50")
     command.run()
-    _wait(lambda: command.status()["streams"][0]["state"] == "failed", "the source did not stop")
+    wait_until(lambda: command.status()["streams"][0]["state"] == "failed", "the source did not stop")
     code, status, _ = command.call("status", "-o", "json")
     assert code == 1
     error = status["streams"][0]["error"]
@@ -174,7 +165,7 @@ def test_a_part_that_cannot_go_on_is_shown_with_its_reason_and_repair(command: C
     )
     assert done.returncode == 0, done.stderr
     command.run()
-    _wait(
+    wait_until(
         lambda: command.status()["streams"][0]["phase"] == "replicate" and command.safe(),
         "the stream did not begin anew",
     )

@@ -13,6 +13,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from tests.integration.source_reader import StreamReader, check_markers, check_same, fold, log_end
 from tests.source_process import SourceProcess, SourceRun, SourceThread
+from tests.waiting import wait_until
 
 from anabranch.stack.service import KafkaService
 from anabranch_schemas.errors import AnabranchError
@@ -200,8 +201,8 @@ def test_a_failed_worker_does_not_hold_readers_back(
         assert isinstance(source.failure(), BrokenError)
     monkeypatch.undo()
     # A reader of committed data stops at an open transaction; at an aborted one it goes on to the end.
-    for partition in range(2):
-        assert _committed_end(run, partition) == _written_end(run, partition)
+    # The coordinator answers an abort before it has written it to every partition.
+    wait_until(lambda: all(_committed_end(run, partition) == _written_end(run, partition) for partition in range(2)))
     with SourceThread(run):
         reader.wait_for(log_end(run.dsn))
     check(run, reader)

@@ -83,9 +83,10 @@ class PostgresServer:
 
     def start(self) -> None:
         """Return when the server answers `select 1`; raise ServiceStartError with the end of its log."""
-        if self._process.pid is None:
+        # One that runs may be about to end, killed a moment ago: then it is started like any other that is gone.
+        if not self._process.answers(self._answers, _START_TIMEOUT_S):
             self._spawn()
-        self._process.wait_ready(self._answers, _START_TIMEOUT_S)
+            self._process.wait_ready(self._answers, _START_TIMEOUT_S)
 
     def stop(self) -> None:
         """Shut down in PostgreSQL's fast mode: open transactions are rolled back, walsenders get everything."""

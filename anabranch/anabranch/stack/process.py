@@ -126,17 +126,22 @@ class ServerProcess:
 
     def wait_ready(self, probe: Callable[[], bool], timeout_s: float) -> None:
         """Wait until the probe is answered; raise with the end of the log when the server ends or time is up."""
+        if not self.answers(probe, timeout_s):
+            self._reap()
+            raise ServiceStartError(f"{self.name} ended while starting: {self._log_end()}", where=str(self.log))
+
+    def answers(self, probe: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until the running server answers the probe; return False when none runs, or it ends before that."""
         deadline = time.monotonic() + timeout_s
-        while not probe():
-            process = self._find()
-            if process is None:
-                self._reap()
-                raise ServiceStartError(f"{self.name} ended while starting: {self._log_end()}", where=str(self.log))
+        while (process := self._find()) is not None:
+            if probe():
+                return True
             if time.monotonic() > deadline:
                 raise ServiceStartError(
                     f"{self.name} did not answer within {timeout_s:.0f} s: {self._log_end()}", where=str(self.log)
                 )
             process_tree.wait_gone(process, _PROBE_EVERY_S)
+        return False
 
     def stop(self, number: int, timeout_s: float) -> None:
         """Ask the root process to end, waking it first if it was stopped; kill what is left after the timeout."""

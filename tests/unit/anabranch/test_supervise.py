@@ -5,27 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from tests.waiting import wait_until
 
 from anabranch.states import PartState, PartStatus, StateFiles
 from anabranch.supervise import Part, Supervisor
 
-_TIMEOUT_S = 30.0
 SLEEPS = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); time.sleep(60)"
-
-
-def _wait(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _TIMEOUT_S
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline
-        pause.wait(0.01)
 
 
 @pytest.fixture
@@ -60,7 +50,7 @@ def test_a_killed_part_is_started_again(supervise: Callable[..., tuple[Superviso
     assert part.process is not None
     first = part.process.pid
     os.kill(first, signal.SIGKILL)
-    _wait(lambda: supervisor.look() and part.restarts == 1 and part.process is not None)
+    wait_until(lambda: supervisor.look() and part.restarts == 1 and part.process is not None)
     assert part.process.pid != first
     assert _read(states).state is PartState.RUNNING
     assert _read(states).restarts == 1
@@ -68,7 +58,7 @@ def test_a_killed_part_is_started_again(supervise: Callable[..., tuple[Superviso
 
 def test_a_part_that_gave_up_stays_down(supervise: Callable[..., tuple[Supervisor, Part]]) -> None:
     supervisor, part = supervise("raise SystemExit(1)")
-    _wait(lambda: not supervisor.look())
+    wait_until(lambda: not supervisor.look())
     assert part.ended
     assert part.restarts == 0
     assert part.exit_status == 1
@@ -86,7 +76,7 @@ def test_an_error_that_passes_is_tried_again_with_growing_pauses(
             pauses.append(part.next_start)
         return part.restarts >= 3
 
-    _wait(look)
+    wait_until(look)
     gaps = [later - earlier for earlier, later in pairwise(pauses)]
     assert gaps[1] > gaps[0]
 
@@ -97,7 +87,7 @@ def test_drain_asks_first_and_the_state_is_stopped(
     ready = SLEEPS.replace("time.sleep", "print('up', flush=True); time.sleep")
     supervisor, part = supervise(ready)
     log = states.path("source", "orders").parent.parent / "logs" / "source-orders.log"
-    _wait(lambda: "up" in log.read_text())
+    wait_until(lambda: "up" in log.read_text())
     supervisor.drain()
     assert part.exit_status == 0
     assert _read(states).state is PartState.STOPPED
@@ -110,7 +100,7 @@ def test_what_an_earlier_supervisor_left_running_is_ended_first(
     assert part.process is not None
     left = part.process
     supervise(SLEEPS)
-    assert left.wait(_TIMEOUT_S) == -signal.SIGKILL
+    assert left.wait(30) == -signal.SIGKILL
 
 
 def test_a_state_of_a_process_that_is_gone_reads_as_stopped(states: StateFiles) -> None:

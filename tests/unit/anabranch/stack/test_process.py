@@ -59,6 +59,18 @@ def test_a_server_that_does_not_answer_is_reported_and_can_be_stopped(server: Se
     server.stop(signal.SIGTERM, 30)
 
 
+def test_a_server_that_is_killed_while_it_is_waited_for_does_not_answer(server: ServerProcess) -> None:
+    server.spawn(["sleep", "600"], port=1, env=os.environ)
+
+    def killed() -> bool:
+        os.kill(server.pid or 0, signal.SIGKILL)
+        return False
+
+    assert not server.answers(killed, 30)
+    assert not server.answers(lambda: True, 30)
+    server.stop(signal.SIGTERM, 1)
+
+
 def test_a_stopped_server_still_shuts_down_gracefully(server: ServerProcess) -> None:
     ready = server.log.parent / "ready"
     script = f"trap 'echo bye; exit 0' TERM; touch {ready}; while :; do sleep 0.1; done"
