@@ -2,7 +2,7 @@
 
 1. progress (kept from the last cut; read from the target when the sink starts or has lost it)
 2. choose the cut
-3. read its ranges
+3. read its ranges       (in the tasks)
 4. filter and check      (in the tasks; counts are compared in the driver)
 5. reduce                (in the tasks)
 6. stage                 (in the tasks)
@@ -27,11 +27,10 @@ from anabranch_connectors.target_errors import StagingLostError, TargetBusyError
 from anabranch_schemas import failpoints
 from anabranch_schemas.marker import TableVersion
 from anabranch_sink import publish, ranges, stage
-from anabranch_sink.config import SinkConfig, parallelism, spark_kafka_options
+from anabranch_sink.config import SinkConfig, parallelism
 from anabranch_sink.cut import Cut, choose
 from anabranch_sink.errors import JobFailedError
 from anabranch_sink.markers import MarkerReader
-from anabranch_sink.read import diagnose, read
 from anabranch_sink.report import Reporter
 
 if TYPE_CHECKING:
@@ -50,7 +49,6 @@ class Applier:
         self._registry = registry
         self._target = target
         self._schemas: dict[int, str] = {}
-        self._kafka_options = spark_kafka_options(config.kafka)
         self._tasks = parallelism(config.spark)
         self._reporter = Reporter(config.name, config.kafka, {ref.name: ref.marker_topic for ref in config.streams})
         # Markers up to here are applied one at a time, because a cut with them was refused.
@@ -135,17 +133,20 @@ class Applier:
                 self._target.prepare(versions)  # a table without rows is a table all the same
             return Publication(progress)
         marked = ranges.of_cut(cut)
-        plan = stage.TaskPlan(marked, versions, self._target.prepare(versions), per_unit, os.getpid())
-        # 3.
-        frame = read(
-            self._spark, self._kafka_options, marked, group=f"anabranch-{self._config.name}-read", tasks=self._tasks
+        plan = stage.TaskPlan(
+            kafka=self._config.kafka,
+            group=f"anabranch-{self._config.name}-read",
+            ranges=marked,
+            versions=versions,
+            staging=self._target.prepare(versions),
+            per_unit=per_unit,
+            driver_pid=os.getpid(),
         )
-        # 4. 5. 6.
+        # 3. 4. 5. 6.
         try:
-            receipts = stage.stage(frame, plan)
+            receipts = stage.stage(self._spark.sparkContext, plan, self._tasks)
         except (PySparkException, Py4JError) as error:
-            found = diagnose(self._config.kafka, marked)
-            raise (found or _job_failed(error)) from error
+            raise _job_failed(error) from error
         failpoints.hit("sink.after_stage")
         park = self._config.on_constraint == "park"
         return publish.publication(receipts, marked, progress, per_unit=per_unit, park=park)

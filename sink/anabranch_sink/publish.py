@@ -62,8 +62,11 @@ def _units(receipts: Sequence[Receipt]) -> tuple[Unit, ...]:
     """Merge what the tasks saw of each unit; order by hybrid time, which no cause has after its effect."""
     merged: dict[tuple[str, int, int, int | None], Unit] = {}
     for receipt in receipts:
-        for stream, marker, seq, ordinal, hlc, txid, places in receipt.units:
+        for (stream, marker, seq, ordinal), facts in receipt.units.items():
             known = merged.get((stream, marker, seq, ordinal))
+            places = [(*place, *extent) for place, extent in facts.places.items()]
             before = known.places if known else ()
-            merged[stream, marker, seq, ordinal] = Unit(stream, marker, hlc, seq, ordinal, txid, (*before, *places))
+            merged[stream, marker, seq, ordinal] = Unit(
+                stream, marker, facts.hlc, seq, ordinal, facts.txid, (*before, *places)
+            )
     return tuple(sorted(merged.values(), key=lambda u: (u.hlc, u.stream, u.marker, u.seq, u.ordinal or 0)))

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from anabranch_sink.config import SinkConfig, parallelism
@@ -30,23 +29,21 @@ def warm(session: SparkSession, config: SinkConfig) -> None:
     It takes some seconds that would otherwise be the first transactions' lag.
     """
     tasks = parallelism(config.spark)
-    session.range(0, tasks, 1, tasks).mapInArrow(_imported, "id long").collect()
+    session.sparkContext.parallelize(range(tasks), tasks).mapPartitions(_imported).collect()
 
 
-def _imported(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _imported(numbers: Iterable[int]) -> Iterator[int]:
     from anabranch_connectors.postgres import staging  # noqa: F401, PLC0415 - what a task will need
     from anabranch_sink import stage  # noqa: F401, PLC0415
 
-    yield from batches
+    yield from numbers
 
 
 def settings(config: SinkConfig) -> dict[str, str]:
     """Return our Spark settings."""
     return {
         **({"spark.jars": ",".join(map(str, config.jars))} if config.jars else {}),
-        # Kafka consumers stay in the executors for the next cut, each with what it fetched ahead: the default of 1 GB
-        # was seen to run out with five consumers a partition.
-        "spark.driver.memory": "2g",
+        "spark.driver.memory": "1g",
         # The driver's own work is short and ever the same. The optimising compiler and a parallel collector take more
         # of two cores than they give back: see decision 13.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
@@ -59,8 +56,6 @@ def settings(config: SinkConfig) -> dict[str, str]:
         # 4.1: half of what a task's hand-over over TCP costs. Unknown settings are ignored by 4.0.
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.python.daemon.module": "anabranch_sink.worker_daemon",
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
-        "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),
         "spark.sql.session.timeZone": "UTC",
         # 20 batches of offsets and commits are plenty: the checkpoint is a hint.
         "spark.sql.streaming.minBatchesToRetain": "20",

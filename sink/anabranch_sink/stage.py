@@ -6,37 +6,41 @@ only if its receipt reaches the driver.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import signal
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark import SparkContext
 
 from anabranch_connectors.api import RoutedVersion, StagedRows, StagingPart
 from anabranch_schemas import failpoints
 from anabranch_schemas.errors import AnabranchError
 from anabranch_schemas.stamp import Op
-from anabranch_sink.errors import VersionUnknownError
+from anabranch_sink.errors import KafkaReadError, VersionUnknownError
 from anabranch_sink.ranges import MarkedRange
-from anabranch_sink.reduce import Reducer, Winners
+from anabranch_sink.read import RangeReader
+from anabranch_sink.reduce import Reducer, UnitFacts, Winners
 
 # Rows held before they are staged: with Avro of 150 to 1,000 bytes 40 to 260 MB a task. A cut of the default budget
 # stays below it; only a transaction greater than the budget stages a key more than once.
 _HELD_MAX = 262_144
-_SCHEMA = "receipt binary"
+# A task costs some 10 ms: below this many records a second one is not worth it.
+_TASK_ROWS_MIN = 4_000
+
+Place = tuple[str, int]
+"""(topic, partition)"""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPlan:
     """What every task of a cut knows."""
 
+    kafka: Mapping[str, str]
+    group: str
     ranges: tuple[MarkedRange, ...]
     versions: tuple[RoutedVersion, ...]
     staging: StagingPart
@@ -57,32 +61,81 @@ class Receipt:
     """Range index → (records, digest)."""
     truncations: list[tuple[int, int, int]]
     """(version, seq, ordinal)."""
-    units: list[tuple[str, int, int, int | None, int, int, list[tuple[str, int, int, int]]]]
-    """(stream, marker, seq, ordinal of a copied row, hlc, txid, places)."""
+    units: dict[tuple[str, int, int, int | None], UnitFacts]
+    """(stream, marker, seq, ordinal of a copied row) → facts."""
 
 
-def stage(frame: DataFrame, plan: TaskPlan) -> list[Receipt]:
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """An error of ours as a task's answer: Spark would try again, and show its text in place of its type."""
+
+    module: str
+    name: str
+    facts: dict[str, str]
+
+    def error(self) -> AnabranchError:
+        """Return the error as the task raised it."""
+        import importlib  # noqa: PLC0415 - only on the way down
+
+        kind: type[AnabranchError] = getattr(importlib.import_module(self.module), self.name)
+        return kind(self.facts["message"], where=self.facts["where"], advice=self.facts["advice"])
+
+
+def stage(context: SparkContext, plan: TaskPlan, tasks: int) -> list[Receipt]:
     """Run the one Spark job of a cut and return the receipts of the attempts that succeeded.
 
     Raises whatever a task raised, as the AnabranchError that it was if it was one.
     """
-    rows = frame.mapInArrow(partial(run_task, plan), _SCHEMA).collect()
-    answers: list[dict[str, Any]] = [json.loads(bytes(row.receipt)) for row in rows]
+    groups = grouped(plan.ranges, tasks)
+    answers = context.parallelize(groups, len(groups)).mapPartitions(partial(run_task, plan)).collect()
     for answer in answers:
-        if "error" in answer:
-            raise _rebuilt(answer["error"])
-    return [_receipt(answer) for answer in answers]
+        if isinstance(answer, _Failure):
+            raise answer.error()
+    return [answer for answer in answers if isinstance(answer, Receipt)]
 
 
-def run_task(plan: TaskPlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Do a task's work; an error of ours travels as the answer: Spark would try again and show its text."""
-    try:
-        answer = _Task(plan).run(batches)
-    except AnabranchError as error:
-        if error.action.value == "retry":
-            raise
-        answer = {"error": {"type": f"{type(error).__module__}:{type(error).__qualname__}", **error.as_dict()}}
-    yield pa.RecordBatch.from_pydict({"receipt": pa.array([json.dumps(answer).encode()], pa.binary())})
+def grouped(ranges: Sequence[MarkedRange], tasks: int) -> list[list[Place]]:
+    """Divide the partitions that ranges lie in between at most `tasks` tasks, evenly by records."""
+    weights: dict[Place, int] = {}
+    for marked in ranges:
+        place = marked.range.topic, marked.range.partition
+        weights[place] = weights.get(place, 0) + marked.range.rows
+    count = max(1, min(tasks, len(weights), sum(weights.values()) // _TASK_ROWS_MIN))
+    groups: list[_Group] = [_Group() for _ in range(count)]
+    for place in sorted(weights, key=lambda place: (-weights[place], place)):
+        lightest = min(groups, key=lambda group: group.rows)
+        lightest.places.append(place)
+        lightest.rows += weights[place]
+    return [group.places for group in groups]
+
+
+@dataclass(slots=True)
+class _Group:
+    places: list[Place] = field(default_factory=list)
+    rows: int = 0
+
+
+def run_task(plan: TaskPlan, groups: Iterable[list[Place]]) -> Iterator[Receipt | _Failure]:
+    """Do a task's work."""
+    for places in groups:
+        try:
+            yield _Task(plan).run(places)
+        except AnabranchError as error:
+            # Spark tries again at once, which helps with the target; Kafka has had all the time it can be given.
+            if error.action.value == "retry" and not isinstance(error, KafkaReadError):
+                raise
+            yield _Failure(type(error).__module__, type(error).__qualname__, error.as_dict())
+
+
+_readers: dict[str, RangeReader] = {}
+"""By group, of this process: Spark keeps Python workers for the next task."""
+
+
+def _reader(plan: TaskPlan) -> RangeReader:
+    reader = _readers.get(plan.group)
+    if reader is None:
+        reader = _readers[plan.group] = RangeReader(plan.kafka, plan.group)
+    return reader
 
 
 class _Task:
@@ -94,29 +147,28 @@ class _Task:
         self._staged: dict[int, tuple[int, int]] = {}
         self._takes = 0
 
-    def run(self, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
+    def run(self, places: Sequence[Place]) -> Receipt:
+        mine = set(places)
         reducer = Reducer(self._plan.ranges, per_unit=self._plan.per_unit)
-        for batch in batches:
-            reducer.add(batch)
+        ranges = [r for r in self._plan.ranges if (r.range.topic, r.range.partition) in mine]
+        for records in _reader(self._plan).read(ranges):
+            reducer.add(records)
             if reducer.held >= self._plan.held_max:
                 self._stage(reducer)
         self._stage(reducer)
         if failpoints.armed("sink.task_retry"):
             raise RuntimeError("failpoint sink.task_retry")
-        return {
-            "attempt": self._attempt,
-            "staged": list(self._staged.items()),
-            "repeated": self._takes > 1,
-            "found": list(reducer.found.items()),
-            "truncations": [
+        return Receipt(
+            attempt=self._attempt,
+            staged=self._staged,
+            repeated=self._takes > 1,
+            found=reducer.found,
+            truncations=[
                 (self._version(self._by_value, topic, frame), seq, ordinal)
                 for topic, frame, seq, ordinal in reducer.truncations
             ],
-            "units": [
-                (*unit, facts.hlc, facts.txid, [(*place, *extent) for place, extent in facts.places.items()])
-                for unit, facts in reducer.units.items()
-            ],
-        }
+            units=reducer.units,
+        )
 
     def _stage(self, reducer: Reducer) -> None:
         if not reducer.held:
@@ -176,23 +228,3 @@ class _Task:
         self._plan.staging.write(part)
         count, cells = self._staged.get(version, (0, 0))
         self._staged[version] = count + len(part.keys), cells + len(part.cells)
-
-
-def _receipt(answer: Mapping[str, Any]) -> Receipt:
-    return Receipt(
-        attempt=answer["attempt"],
-        staged={version: (rows, cells) for version, (rows, cells) in answer["staged"]},
-        repeated=answer["repeated"],
-        found={index: (rows, digest) for index, (rows, digest) in answer["found"]},
-        truncations=[tuple(truncation) for truncation in answer["truncations"]],
-        units=[(*unit[:6], [tuple(place) for place in unit[6]]) for unit in answer["units"]],
-    )
-
-
-def _rebuilt(error: Mapping[str, str]) -> AnabranchError:
-    """Return the error that a task answered with."""
-    import importlib  # noqa: PLC0415 - only on the way down
-
-    module, _, name = error["type"].partition(":")
-    kind: type[AnabranchError] = getattr(importlib.import_module(module), name)
-    return kind(error["message"], where=error["where"], advice=error["advice"])

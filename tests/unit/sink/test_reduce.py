@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import pyarrow as pa
+import numpy as np
 import pytest
 
 from anabranch_schemas import stamp
@@ -18,6 +16,7 @@ from anabranch_schemas.marker import Range
 from anabranch_schemas.stamp import Flag, Op, Stamp
 from anabranch_sink.errors import RangeMismatchError
 from anabranch_sink.ranges import MarkedRange, check, extents
+from anabranch_sink.read import Records, stamps_of
 from anabranch_sink.reduce import Reducer, Winners
 
 
@@ -36,30 +35,16 @@ class Record:
     topic: str = "t"
 
 
-def batch(records: Sequence[Record], *, stamp_first: bool = True) -> pa.RecordBatch:
+def batch(records: Sequence[Record]) -> Records:
     stamps = [stamp.encode(Stamp(r.op, 1, r.epoch, r.seq, r.ordinal, r.seq, 0, r.flags)) for r in records]
-    more = [
-        json.dumps(
-            [
-                {"key": name, "value": base64.b64encode(data).decode()}
-                for name, data in ((stamp.HEADER, head), (cells.HEADER, r.cells))
-            ]
-        )
-        if r.cells or not stamp_first
-        else None
-        for head, r in zip(stamps, records, strict=True)
-    ]
-    return pa.RecordBatch.from_pydict(
-        {
-            "topic": pa.array([r.topic for r in records], pa.string()),
-            "partition": pa.array([r.partition for r in records], pa.int32()),
-            "offset": pa.array([r.offset for r in records], pa.int64()),
-            "key": pa.array([r.key for r in records], pa.binary()),
-            "value": pa.array([r.value for r in records], pa.binary()),
-            "stamp": pa.array(stamps if stamp_first else [None] * len(stamps), pa.binary()),
-            "more": pa.array(more, pa.string()),
-            "crc": pa.array([zlib.crc32(r.value) if r.value else 0 for r in records], pa.int64()),
-        }
+    return Records(
+        records[0].topic,
+        records[0].partition,
+        np.array([r.offset for r in records]),
+        [r.key for r in records],
+        [r.value for r in records],
+        stamps,
+        {row: [(stamp.HEADER, stamps[row]), (cells.HEADER, r.cells)] for row, r in enumerate(records) if r.cells},
     )
 
 
@@ -99,8 +84,10 @@ def test_a_repeated_record_counts_once_and_its_tombstone_is_another() -> None:
 
 def test_two_partitions_and_markers_are_told_apart() -> None:
     reducer = Reducer([marked(0, 2), marked(2, 3, marker=2), marked(0, 5, partition=1)])
-    records = [Record(0, b"a", b"1", 1), Record(2, b"b", b"2", 2), Record(4, b"c", b"3", 1, partition=1)]
-    reducer.add(batch(records))
+    first = [Record(0, b"a", b"1", 1), Record(2, b"b", b"2", 2)]
+    second = [Record(4, b"c", b"3", 1, partition=1)]
+    for records in (first, second):
+        reducer.add(batch(records))
     assert reducer.found == {i: (1, zlib.crc32(v)) for i, v in enumerate((b"1", b"2", b"3"))}
 
 
@@ -149,13 +136,11 @@ def test_per_unit_the_newest_row_of_each_transaction_is_kept() -> None:
 
 
 def test_a_stamp_behind_other_headers_is_found_and_a_missing_one_is_told() -> None:
-    reducer = Reducer([marked(0, 10)])
-    reducer.add(batch([Record(0, b"a", b"1", 10)], stamp_first=False))
-    assert values(list(reducer.take())) == [b"1"]
-    bare = batch([Record(1, b"a", b"1", 10)], stamp_first=False)
-    bare = bare.set_column(bare.schema.get_field_index("more"), "more", pa.array([None], pa.string()))
-    with pytest.raises(StampError, match="something else writes this topic"):
-        reducer.add(bare)
+    other = [("trace", b"1"), (stamp.HEADER, b"s")]
+    assert stamps_of([[(stamp.HEADER, b"r")], other], "t[0]") == ([b"r", b"s"], {1: other})
+    for bare in (None, [("trace", b"1")]):
+        with pytest.raises(StampError, match="something else writes this topic"):
+            stamps_of([bare], "t[0]")
 
 
 def test_a_range_that_was_not_read_at_all_is_a_mismatch() -> None:
