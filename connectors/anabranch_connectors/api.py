@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -109,12 +109,20 @@ class Publication:
 
     progress: Mapping[str, Applied]
     """Streams that move, with their totals after it."""
+    versions: Sequence[RoutedVersion] = ()
+    """Those that staging was prepared for."""
+    buffer: Buffer = 0
+    """The one that staging was prepared in."""
     staged: Sequence[StagedTable] = ()
     truncations: Sequence[Truncation] = ()
     units: Sequence[Unit] | None = None
     """If given: apply unit by unit in this order, each under a savepoint; rows are staged once per key and unit."""
     park: bool = False
     """With `units`: set a refused unit aside and go on, instead of raising."""
+
+
+Buffer = Literal[0, 1]
+"""Staging is double-buffered: one cut is staged while the one before it is published from the other buffer."""
 
 
 class StagingPart(Protocol):
@@ -125,7 +133,10 @@ class StagingPart(Protocol):
 
 
 class TargetPart(Protocol):
-    """A target in mode `mirror`, as the driver uses it: from one thread, in the order of its methods."""
+    """A target in mode `mirror`, as the driver uses it, in the order of its methods.
+
+    `publish` may be called from another thread than the others and run at the same time as `prepare`.
+    """
 
     def acquire(self, streams: Sequence[str]) -> Mapping[str, Applied]:
         """Fence every driver of this sink before us and return the progress of these streams.
@@ -133,7 +144,7 @@ class TargetPart(Protocol):
         Streams without progress are left out. Durable when it returns. Called again after a retryable error.
         """
 
-    def prepare(self, versions: Sequence[RoutedVersion]) -> StagingPart:
+    def prepare(self, versions: Sequence[RoutedVersion], buffer: Buffer = 0) -> StagingPart:
         """Make staging (and, where allowed, missing tables) for these versions. Cheap when nothing is new."""
 
     def publish(self, publication: Publication) -> int:

@@ -8,6 +8,8 @@
 6. stage                 (in the tasks)
 7. publish
 8. report
+
+One cut is published while the next is staged; both wait for their turn to be published, and fail in order.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import structlog
@@ -22,7 +27,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from anabranch_connectors.api import Applied, Publication, RoutedVersion, TargetPart
+from anabranch_connectors.api import Applied, Buffer, Publication, RoutedVersion, TargetPart
 from anabranch_connectors.target_errors import StagingLostError, TargetBusyError, TargetConstraintError
 from anabranch_schemas import failpoints
 from anabranch_schemas.marker import TableVersion
@@ -38,10 +43,23 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger("anabranch.sink")
 _ATTEMPTS = 5
+_POLL_S = 0.05
+# While a cut is being published: short, because its end may allow the next.
+_PUBLISHING_POLL_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class _Publishing:
+    """A cut that is staged and on its way into the target."""
+
+    cut: Cut
+    publication: Publication
+    outcome: Future[int]
+    begun: float
 
 
 class Applier:
-    """Applies what the marker reader has, from one thread."""
+    """Applies what the marker reader has: used from one thread, with another of its own that publishes."""
 
     def __init__(self, spark: SparkSession, config: SinkConfig, registry: SchemaRegistry, target: TargetPart) -> None:
         self._spark = spark
@@ -51,6 +69,8 @@ class Applier:
         self._schemas: dict[int, str] = {}
         self._tasks = parallelism(config.spark)
         self._reporter = Reporter(config.name, config.kafka, {ref.name: ref.marker_topic for ref in config.streams})
+        self._publisher = ThreadPoolExecutor(1, "publish")
+        self._publishing: _Publishing | None = None
         # Markers up to here are applied one at a time, because a cut with them was refused.
         self._careful: dict[str, int] = {}
         # 1.
@@ -59,52 +79,102 @@ class Applier:
 
     def close(self) -> None:
         """Let go of Kafka; the target is released by who gave it."""
+        self._finish()
+        self._publisher.shutdown()
         self._reporter.mirror()
         self.markers.close()
 
     def run(self, stopping: Callable[[], bool], *, linger_s: float = 0.0, limit_s: float = float("inf")) -> None:
         """Apply cuts until nothing more can be applied and no marker came for `linger_s`.
 
-        Ends after the present cut when `stopping` says so, and after `limit_s` in any case. Everything that was on
+        Ends after the cuts in hand when `stopping` says so, and after `limit_s` in any case. Everything that was on
         Kafka at the call has then been read, unless it ended early.
         """
         begun = idle_since = time.monotonic()
         ends = self.markers.ends()
         while not stopping() and time.monotonic() - begun < limit_s:
             self.markers.poll(0)
-            if self.step():
+            if self._step():
                 idle_since = time.monotonic()
                 continue
             if self.markers.reached(ends) and time.monotonic() - idle_since >= linger_s:
                 return
-            self.markers.poll(0.05)
+            self.markers.poll(_POLL_S)
+        self._settle()
 
-    def step(self) -> bool:
-        """Choose and apply one cut; tell whether there was one."""
+    def _step(self) -> bool:
+        """Stage the next cut while the one before is published, then hand it to be published too.
+
+        Tells whether there was anything to do.
+        """
         # 2.
-        pending = {stream: tuple(run) for stream, run in self.markers.pending.items()}
-        careful = any(self.applied.get(stream, Applied()).marker < upto for stream, upto in self._careful.items())
-        cut = choose(pending, self.applied, 0 if careful else self._config.row_budget)
+        cut = self._next()
         if not cut:
-            return False
+            if self._publishing is None:
+                return False
+            if self._publishing.outcome.done():
+                self._settle()
+            else:
+                self.markers.poll(_PUBLISHING_POLL_S)
+            return True
         begun = time.monotonic()
+        buffer: Buffer = 0 if self._publishing is not None and self._publishing.publication.buffer else 1
         try:
-            parked = self._apply(cut, per_unit=False)
-        except TargetConstraintError:
-            if sum(1 for pending_marker in cut if pending_marker.records) > 1:
-                self._careful = {stream: run[-1].marker.number for stream, run in cut.streams.items()}
-                return True
-            parked = self._apply(cut, per_unit=True)
-        self.applied |= cut.progress(self.applied)
-        self.markers.applied({stream: len(run) for stream, run in cut.streams.items()})
-        # 8.
-        self._reporter.applied(cut, self.applied, seconds=time.monotonic() - begun, parked=parked)
+            publication = self._stage(cut, buffer, per_unit=False)
+        except BaseException:
+            self._finish()
+            raise
+        if self._settle():
+            outcome = self._publisher.submit(self._publish, publication)
+            self._publishing = _Publishing(cut, publication, outcome, begun)
         return True
 
-    def _apply(self, cut: Cut, *, per_unit: bool) -> int:
-        """Apply a cut, again if another session was in the way or staging was lost; return the units set aside."""
+    def _next(self) -> Cut:
+        """Choose the cut behind the one that is being published."""
+        taken = self._publishing.cut.streams if self._publishing is not None else {}
+        pending = {
+            stream: tuple(islice(run, len(taken.get(stream, ())), None)) for stream, run in self.markers.pending.items()
+        }
+        applied = self._progress()
+        careful = any(applied.get(stream, Applied()).marker < upto for stream, upto in self._careful.items())
+        return choose(pending, applied, 0 if careful else self._config.row_budget)
+
+    def _progress(self) -> dict[str, Applied]:
+        """Return what is applied when the cut that is being published is."""
+        return self.applied | (self._publishing.cut.progress(self.applied) if self._publishing is not None else {})
+
+    def _settle(self) -> bool:
+        """Wait for the cut that is being published; False if it has to be chosen anew, and all that follows it."""
+        done, self._publishing = self._publishing, None
+        if done is None:
+            return True
+        try:
+            try:
+                parked = done.outcome.result()
+            except StagingLostError as error:
+                _log.warning("staging was lost; staging the cut again", **error.as_dict())
+                parked = self._apply(done, per_unit=False)
+        except TargetConstraintError:
+            if sum(1 for pending_marker in done.cut if pending_marker.records) > 1:
+                self._careful = {stream: run[-1].marker.number for stream, run in done.cut.streams.items()}
+                return False
+            parked = self._apply(done, per_unit=True)
+        self.applied |= done.cut.progress(self.applied)
+        self.markers.applied({stream: len(run) for stream, run in done.cut.streams.items()})
+        # 8.
+        self._reporter.applied(done.cut, self.applied, seconds=time.monotonic() - done.begun, parked=parked)
+        return True
+
+    def _finish(self) -> None:
+        """Let what is being published end, well or not: what ends the sink is something else."""
+        done, self._publishing = self._publishing, None
+        if done is not None:
+            done.outcome.exception()
+
+    def _apply(self, again: _Publishing, *, per_unit: bool) -> int:
+        """Stage and publish a cut once more, and again if staging is lost; return the units set aside."""
         for attempt in range(1, _ATTEMPTS + 1):
-            publication = self._stage(cut, per_unit=per_unit)
+            publication = self._stage(again.cut, again.publication.buffer, per_unit=per_unit)
             try:
                 return self._publish(publication)
             except StagingLostError as error:
@@ -124,21 +194,21 @@ class Applier:
                 _log.warning("the target was busy; publishing again", **error.as_dict())
         raise AssertionError("unreachable")
 
-    def _stage(self, cut: Cut, *, per_unit: bool) -> Publication:
+    def _stage(self, cut: Cut, buffer: Buffer, *, per_unit: bool) -> Publication:
         """Do steps 3 to 6; a cut without records needs none of them, and no Spark job."""
-        progress = cut.progress(self.applied)
         versions = tuple(self._versions(cut))
+        base = Publication(cut.progress(self._progress()), versions=versions, buffer=buffer)
         if not cut.records:
             if versions and self._config.create:
-                self._target.prepare(versions)  # a table without rows is a table all the same
-            return Publication(progress)
+                self._target.prepare(versions, buffer)  # a table without rows is a table all the same
+            return base
         marked = ranges.of_cut(cut)
         plan = stage.TaskPlan(
             kafka=self._config.kafka,
             group=f"anabranch-{self._config.name}-read",
             ranges=marked,
             versions=versions,
-            staging=self._target.prepare(versions),
+            staging=self._target.prepare(versions, buffer),
             per_unit=per_unit,
             driver_pid=os.getpid(),
         )
@@ -149,7 +219,7 @@ class Applier:
             raise _job_failed(error) from error
         failpoints.hit("sink.after_stage")
         park = self._config.on_constraint == "park"
-        return publish.publication(receipts, marked, progress, per_unit=per_unit, park=park)
+        return publish.publication(receipts, marked, base, per_unit=per_unit, park=park)
 
     def _versions(self, cut: Cut) -> list[RoutedVersion]:
         versions: dict[tuple[str, int, int], TableVersion] = {}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
-from anabranch_connectors.api import Applied, Publication, StagedTable, Truncation, Unit
+from anabranch_connectors.api import Publication, StagedTable, Truncation, Unit
 from anabranch_sink import ranges as exact
 from anabranch_sink.ranges import MarkedRange
 from anabranch_sink.stage import Receipt
@@ -13,12 +14,12 @@ from anabranch_sink.stage import Receipt
 def publication(
     receipts: Sequence[Receipt],
     marked: Sequence[MarkedRange],
-    progress: Mapping[str, Applied],
+    base: Publication,
     *,
     per_unit: bool,
     park: bool,
 ) -> Publication:
-    """Return what to apply.
+    """Return what to apply: `base`, which has progress and versions, with what the tasks staged.
 
     Raises:
         RangeMismatchError: if the tasks did not find what the markers say.
@@ -30,8 +31,8 @@ def publication(
             found[index] = before[0] + rows, before[1] + digest
     exact.check(marked, found)
     truncations = {Truncation(*truncation) for receipt in receipts for truncation in receipt.truncations}
-    return Publication(
-        progress=progress,
+    return replace(
+        base,
         staged=tuple(_staged(receipts, per_unit=per_unit)),
         truncations=tuple(sorted(truncations)),
         units=_units(receipts) if per_unit else None,

@@ -22,7 +22,7 @@ from anabranch_sink.ranges import MarkedRange, extents
 
 _TIMEOUT_S = 15.0
 # Records of one call: a call has a fixed price, and what it returns is held twice for a moment.
-_BATCH = 8192
+BATCH = 8192
 # Without a record for so long we ask Kafka whether the range is still there. A committed transaction shows in one
 # partition a little earlier than in another, so a range that is not readable yet is nothing to complain about.
 _DOUBT_S = 1.0
@@ -71,9 +71,10 @@ class Records:
 class RangeReader:
     """One consumer for the tasks that run in this process, one after another."""
 
-    def __init__(self, kafka: Mapping[str, str], group: str) -> None:
+    def __init__(self, kafka: Mapping[str, str], group: str, batch: int = BATCH) -> None:
         """`group` is asked for by the client and shows in the broker's logs; nothing is committed to it."""
         self._kafka = dict(kafka)
+        self._batch = batch
         self._consumer = Consumer({**kafka, **_SETTINGS, "group.id": group})
 
     def read(self, ranges: Sequence[MarkedRange]) -> Iterator[Records]:
@@ -117,7 +118,7 @@ class RangeReader:
         doubted = False
         while True:
             # A call waits until it has as many as it was asked for: never ask for more than there must be.
-            messages = self._consumer.consume(max(1, min(left, _BATCH)), timeout=_DOUBT_S)
+            messages = self._consumer.consume(max(1, min(left, self._batch)), timeout=_DOUBT_S)
             good = [message for message in messages if message.error() is None]
             if good:
                 return good

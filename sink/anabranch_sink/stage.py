@@ -22,7 +22,7 @@ from anabranch_schemas.errors import AnabranchError
 from anabranch_schemas.stamp import Op
 from anabranch_sink.errors import KafkaReadError, VersionUnknownError
 from anabranch_sink.ranges import MarkedRange
-from anabranch_sink.read import RangeReader
+from anabranch_sink.read import BATCH, RangeReader
 from anabranch_sink.reduce import Reducer, UnitFacts, Winners
 
 # Rows held before they are staged: with Avro of 150 to 1,000 bytes 40 to 260 MB a task. A cut of the default budget
@@ -47,6 +47,7 @@ class TaskPlan:
     per_unit: bool
     driver_pid: int
     held_max: int = _HELD_MAX
+    batch: int = BATCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ _readers: dict[str, RangeReader] = {}
 def _reader(plan: TaskPlan) -> RangeReader:
     reader = _readers.get(plan.group)
     if reader is None:
-        reader = _readers[plan.group] = RangeReader(plan.kafka, plan.group)
+        reader = _readers[plan.group] = RangeReader(plan.kafka, plan.group, plan.batch)
     return reader
 
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from decimal import Decimal
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,7 @@ from anabranch_sink.errors import (
     StreamResetError,
     TopicMissingError,
 )
+from anabranch_sink.stage import TaskPlan
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -468,23 +468,24 @@ def test_a_zombie_driver_is_fenced(sink: Sink, stream: SyntheticStream, target: 
     assert rows(target, "select id from account") == [(1,)]
 
 
+def _small_plan(*, group: str, **facts: Any) -> stage.TaskPlan:
+    return TaskPlan(group=f"{group}-small", held_max=2, batch=2, **facts)
+
+
 def test_a_transaction_greater_than_memory_is_staged_in_several_goes(
     sink: Sink, stream: SyntheticStream, target: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage, "TaskPlan", partial(stage.TaskPlan, held_max=2))
+    # Readers are kept by group: a group of its own gets one with its batch size.
+    monkeypatch.setattr(stage, "TaskPlan", _small_plan)
     missing = Cell(1, CellKind.MISSING)
     applier = sink()
-    applier._spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "2")
-    try:
-        stream.transaction(
-            *[account(i % 5, f"v{i}") for i in range(40)],
-            update(ACCOUNT, missing, id=4, owner="", balance=Decimal("3.00")),
-            delete(ACCOUNT, id=0, owner="x", balance=None),
-        )
-        stream.close()
-        run(applier, stream)
-    finally:
-        applier._spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "16384")
+    stream.transaction(
+        *[account(i % 5, f"v{i}") for i in range(40)],
+        update(ACCOUNT, missing, id=4, owner="", balance=Decimal("3.00")),
+        delete(ACCOUNT, id=0, owner="x", balance=None),
+    )
+    stream.close()
+    run(applier, stream)
     assert rows(target, "select id, owner, balance from account order by id") == [
         *[(i, f"v{35 + i}", Decimal("1.00")) for i in (1, 2, 3)],
         (4, "v39", Decimal("3.00")),

@@ -1,4 +1,4 @@
-"""Staging in PostgreSQL: one unlogged table per sink and schema version, filled by binary COPY from the executors.
+"""Staging in PostgreSQL: an unlogged table per sink, schema version and buffer, filled by binary COPY from executors.
 
 A row is tagged with the attempt that staged it. Unlogged is enough: a crash of the server empties the table, which
 the recount before publishing notices. Data columns are called c0, c1, … so that no name of a user can meet ours.
@@ -18,7 +18,7 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from anabranch_connectors.api import RoutedVersion, StagedRows
+from anabranch_connectors.api import Buffer, RoutedVersion, StagedRows
 from anabranch_connectors.postgres.decode import NULL_FIELD, RowDecoder, compile_decoder
 from anabranch_connectors.target_errors import StagingLostError, TargetUnavailableError
 from anabranch_schemas.envelope import cells
@@ -70,7 +70,7 @@ class StagingTable:
 
 
 @lru_cache(maxsize=4096)
-def staging_table(sink: str, version: RoutedVersion) -> StagingTable:
+def staging_table(sink: str, version: RoutedVersion, buffer: Buffer) -> StagingTable:
     """Return the staging table of a version; its name holds the schema id and a digest of its columns."""
     decoder = decoder_of(version)
     names = tuple(column.name for column in decoder.columns)
@@ -78,7 +78,7 @@ def staging_table(sink: str, version: RoutedVersion) -> StagingTable:
     digest = zlib.crc32(json.dumps([sink, names, types]).encode())
     readable = re.sub(r"[^a-z0-9]+", "_", sink.lower())[:30]
     return StagingTable(
-        name=f"stage_{readable}_{version.version.value_schema_id}_{digest:08x}",
+        name=f"stage_{readable}_{version.version.value_schema_id}_{digest:08x}_{buffer}",
         columns=names,
         types=types,
         key=tuple(names.index(column.name) for column in decoder.key_columns),

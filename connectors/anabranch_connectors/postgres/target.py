@@ -1,4 +1,7 @@
-"""The target part of PostgreSQL: fencing, staging and publishing over one connection."""
+"""The target part of PostgreSQL: fencing, staging and publishing.
+
+Two connections, because one cut is prepared while the one before is published: a connection does one thing at a time.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from anabranch_connectors.api import Applied, Publication, RoutedVersion
+from anabranch_connectors.api import Applied, Buffer, Publication, RoutedVersion
 from anabranch_connectors.postgres import merge_sql, sink_tables, target_tables
 from anabranch_connectors.postgres.merge_sql import Merge
 from anabranch_connectors.postgres.publication import PublishingTransaction, Step
@@ -31,11 +34,11 @@ class PostgresTarget:
         self._sink = sink
         self._create = create
         self._connection: psycopg.Connection | None = None
+        self._preparing: psycopg.Connection | None = None
         self._epoch = 0
         self._as_replica = False
         self._prepared: dict[str, StagingTable] = {}
         self._merges: dict[tuple[str, str, str], Merge] = {}
-        self._versions: tuple[RoutedVersion, ...] = ()
         self._staged_rows: dict[str, int] = {}
 
     def acquire(self, streams: Sequence[str]) -> Mapping[str, Applied]:
@@ -45,9 +48,10 @@ class PostgresTarget:
             TargetUnavailableError: if no connection can be made.
         """
         with self._translating():
-            if self._connection is not None:
-                self._connection.close()
-            self._connection = psycopg.connect(self._dsn, autocommit=True, application_name=f"anabranch {self._sink}")
+            self._close()
+            name = f"anabranch {self._sink}"
+            self._connection = psycopg.connect(self._dsn, autocommit=True, application_name=name)
+            self._preparing = psycopg.connect(self._dsn, autocommit=True, application_name=f"{name} prepare")
             # Sorting a cut by key: 200,000 rows of 150 bytes are 30 MB and should not go to disk.
             self._connection.execute("SET work_mem = '64MB'")
             sink_tables.create(self._connection)
@@ -66,42 +70,42 @@ class PostgresTarget:
             return False
         return True
 
-    def prepare(self, versions: Sequence[RoutedVersion]) -> PostgresStaging:
+    def prepare(self, versions: Sequence[RoutedVersion], buffer: Buffer = 0) -> PostgresStaging:
         """Make staging, and with `create` missing tables, for these versions.
 
         Raises:
             TableMissingError, SchemaMismatchError: if a target table cannot take the rows.
         """
+        assert self._preparing is not None, "acquire comes first"
         with self._translating():
-            self._versions = tuple(versions)
-            tables = [self._prepare(version) for version in versions]
+            tables = [self._prepare(self._preparing, version, buffer) for version in versions]
         return PostgresStaging(self._dsn, tables, versions)
 
-    def _prepare(self, version: RoutedVersion) -> StagingTable:
-        table = staging_table(self._sink, version)
+    def _prepare(self, connection: psycopg.Connection, version: RoutedVersion, buffer: Buffer) -> StagingTable:
+        table = staging_table(self._sink, version, buffer)
         if table.name not in self._prepared:
-            self._conn.execute(table.create())
+            connection.execute(table.create())
             # What a driver before us left there counts for nobody.
-            self._empty(table)
+            self._empty(connection, table)
             self._prepared[table.name] = table
-        self._merge(version)
+        self._merge(connection, version, buffer)
         return table
 
-    def _merge(self, version: RoutedVersion) -> Merge:
-        staging = staging_table(self._sink, version)
+    def _merge(self, connection: psycopg.Connection, version: RoutedVersion, buffer: Buffer) -> Merge:
+        staging = staging_table(self._sink, version, buffer)
         place = (staging.name, version.target_schema, version.target_table)
         found = self._merges.get(place)
         if found is None:
-            found = self._merges[place] = merge_sql.plan(staging, self._target(version))
+            found = self._merges[place] = merge_sql.plan(staging, self._target(connection, version))
         return found
 
-    def _target(self, version: RoutedVersion) -> target_tables.TargetTable:
+    def _target(self, connection: psycopg.Connection, version: RoutedVersion) -> target_tables.TargetTable:
         schema, name = version.target_schema, version.target_table
-        found = target_tables.load(self._conn, schema, name)
+        found = target_tables.load(connection, schema, name)
         if found is None and self._create:
             source = read_table(json.loads(version.value_schema), json.loads(version.key_schema))
-            target_tables.create(self._conn, source, schema, name)
-            found = target_tables.load(self._conn, schema, name)
+            target_tables.create(connection, source, schema, name)
+            found = target_tables.load(connection, schema, name)
         if found is None:
             raise TableMissingError(
                 f"the target has no table for the source's {version.version.table}",
@@ -111,34 +115,36 @@ class PostgresTarget:
         return found
 
     def publish(self, publication: Publication) -> int:
-        """Apply a publication in one transaction; the staging parts must come from the last `prepare`."""
-        transaction = PublishingTransaction(self._conn, self._sink, self._epoch, as_replica=self._as_replica)
+        """Apply a publication in one transaction."""
+        assert self._connection is not None, "acquire comes first"
+        connection, buffer = self._connection, publication.buffer
+        transaction = PublishingTransaction(connection, self._sink, self._epoch, as_replica=self._as_replica)
         try:
             with self._translating():
-                merges = {at: self._merge(version) for at, version in enumerate(self._versions)}
+                merges = {at: self._merge(connection, v, buffer) for at, v in enumerate(publication.versions)}
                 steps = [Step(staged, merges[staged.version]) for staged in publication.staged]
                 parked = transaction.run(publication, steps, merges)
         except TargetError:
             # The tables may have changed since they were looked at: look again at the next attempt.
             self._merges.clear()
             raise
-        self._clean(steps)
+        self._clean(connection, steps)
         return parked
 
-    def _clean(self, steps: Sequence[Step]) -> None:
+    def _clean(self, connection: psycopg.Connection, steps: Sequence[Step]) -> None:
         """Empty staging tables that have grown."""
         for step in steps:
             name = step.merge.staging.name
             self._staged_rows[name] = self._staged_rows.get(name, 0) + step.staged.rows
             if self._staged_rows[name] >= _STAGED_MAX:
-                self._empty(step.merge.staging)
+                self._empty(connection, step.merge.staging)
 
-    def _empty(self, staging: StagingTable) -> None:
+    def _empty(self, connection: psycopg.Connection, staging: StagingTable) -> None:
         try:
-            with self._conn.transaction():
+            with connection.transaction():
                 # A zombie's COPY in progress may hold the table; then the next cut tries again.
-                self._conn.execute("SET LOCAL lock_timeout = '200ms'")
-                self._conn.execute(sql.SQL("TRUNCATE {}").format(staging.identifier))
+                connection.execute("SET LOCAL lock_timeout = '200ms'")
+                connection.execute(sql.SQL("TRUNCATE {}").format(staging.identifier))
             self._staged_rows[staging.name] = 0
         except psycopg.Error:
             # Housekeeping: what is committed stays so, and a broken connection shows at the next cut.
@@ -154,13 +160,13 @@ class PostgresTarget:
             # The target is gone; what ended the driver is the news, not this.
             return
         finally:
-            self._connection.close()
-            self._connection = None
+            self._close()
 
-    @property
-    def _conn(self) -> psycopg.Connection:
-        assert self._connection is not None, "acquire comes first"
-        return self._connection
+    def _close(self) -> None:
+        for connection in (self._connection, self._preparing):
+            if connection is not None:
+                connection.close()
+        self._connection = self._preparing = None
 
     @contextmanager
     def _translating(self) -> Iterator[None]:
