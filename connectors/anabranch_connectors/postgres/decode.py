@@ -205,8 +205,11 @@ class _Source:
                 width = 4 if decoder.read == "float" else 8
                 yield f"c{at} = {value.format(c=f'v[o:o + {width}]')}; o += {width}"
             case "long":
+                # Numbers of up to 21 bits in place: a call costs as much as all the rest of a cell.
                 yield "n = v[o]"
                 yield "if n < 128: o += 1"
+                yield "elif (m := v[o + 1]) < 128: n += (m << 7) - 128; o += 2"
+                yield "elif (l := v[o + 2]) < 128: n += (m << 7) + (l << 14) - 16512; o += 3"
                 yield "else: n, o = unsigned(v, o)"
                 yield f"c{at} = {value.format(c='(~(n >> 1) if n & 1 else n >> 1)')}"
             case "call":
