@@ -6,7 +6,7 @@ pickled into the executors and only ever adds rows to staging; nothing it writes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -51,8 +51,6 @@ class RoutedVersion:
 class StagedRows:
     """Reduced rows of one version, columns of equal length; `rare` things by row index."""
 
-    version: int
-    """Index into the versions that staging was prepared for."""
     attempt: int
     meta: npt.NDArray[np.void]
     """Fields op (u1), seq (u8), ordinal (u4), partition (i4), offset (i8)."""
@@ -128,8 +126,8 @@ Buffer = Literal[0, 1]
 class StagingPart(Protocol):
     """Writes rows into staging from an executor. Pickled; one instance a task, called from one thread."""
 
-    def write(self, rows: StagedRows) -> None:
-        """Add rows to the staging of their version. Visible to `publish` when it returns; replays add them again."""
+    def write(self, version: int, parts: Iterable[StagedRows]) -> None:
+        """Add rows to the staging of a version. Visible to `publish` when it returns; replays add them again."""
 
 
 class TargetPart(Protocol):

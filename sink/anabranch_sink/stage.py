@@ -12,6 +12,8 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 from pyspark import SparkContext
@@ -175,11 +177,11 @@ class _Task:
         if not reducer.held:
             return
         self._takes += 1
-        for winners in reducer.take():
-            for version, rows in self._by_version(winners):
-                self._write(version, winners, rows)
-                if failpoints.armed("sink.mid_stage"):
-                    os.kill(self._plan.driver_pid, signal.SIGKILL)
+        parts = ((v, winners, rows) for winners in reducer.take() for v, rows in self._by_version(winners))
+        for version, run in groupby(parts, key=itemgetter(0)):
+            self._plan.staging.write(version, (self._part(version, winners, rows) for _, winners, rows in run))
+            if failpoints.armed("sink.mid_stage"):
+                os.kill(self._plan.driver_pid, signal.SIGKILL)
 
     def _by_version(self, winners: Winners) -> Iterator[tuple[int, list[int] | None]]:
         """Split winners by version; None stands for all rows. Deletes go by the schema of their key."""
@@ -210,15 +212,12 @@ class _Task:
             )
         return version
 
-    def _write(self, version: int, winners: Winners, rows: Sequence[int] | None) -> None:
+    def _part(self, version: int, winners: Winners, rows: Sequence[int] | None) -> StagedRows:
         if rows is None:
-            part = StagedRows(
-                version, self._attempt, winners.meta, winners.keys, winners.values, winners.cells, winners.earlier
-            )
+            part = StagedRows(self._attempt, winners.meta, winners.keys, winners.values, winners.cells, winners.earlier)
         else:
             place = {old: new for new, old in enumerate(rows)} if winners.cells else {}
             part = StagedRows(
-                version,
                 self._attempt,
                 winners.meta[np.array(rows)],
                 [winners.keys[row] for row in rows],
@@ -226,6 +225,6 @@ class _Task:
                 {place[old]: cells for old, cells in winners.cells.items() if old in place},
                 {place[old]: images for old, images in winners.earlier.items() if old in place},
             )
-        self._plan.staging.write(part)
         count, cells = self._staged.get(version, (0, 0))
         self._staged[version] = count + len(part.keys), cells + len(part.cells)
+        return part

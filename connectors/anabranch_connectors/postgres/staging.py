@@ -10,13 +10,14 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import psycopg
 from psycopg import sql
+from psycopg.copy import QueuedLibpqWriter
 
 from anabranch_connectors.api import Buffer, RoutedVersion, StagedRows
 from anabranch_connectors.postgres.decode import NULL_FIELD, RowDecoder, compile_decoder
@@ -103,21 +104,24 @@ class PostgresStaging:
         self._tables = tuple(tables)
         self._versions = tuple(versions)
 
-    def write(self, rows: StagedRows) -> None:
+    def write(self, version: int, parts: Iterable[StagedRows]) -> None:
         """COPY rows into the staging of their version; committed when it returns.
 
         Raises:
             TargetUnavailableError: if the connection cannot be made or breaks.
             StagingLostError: if the staging table is gone.
         """
-        table = self._tables[rows.version]
-        data = encode_rows(rows, table, decoder_of(self._versions[rows.version]))
+        table, decoder = self._tables[version], decoder_of(self._versions[version])
         statement = sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(table.identifier)
+        cursor = _connection(self._dsn).cursor()
         try:
-            with _connection(self._dsn).cursor().copy(statement) as copy:
+            # A thread sends while we encode. Its queue holds at most what a task holds as rows.
+            with cursor.copy(statement, writer=QueuedLibpqWriter(cursor)) as copy:
                 copy.write(_COPY_HEAD)
-                for at in range(0, len(data), _BLOCK_ROWS):
-                    copy.write(b"".join(data[at : at + _BLOCK_ROWS]))
+                for part in parts:
+                    data = encode_rows(part, table, decoder)
+                    for at in range(0, len(data), _BLOCK_ROWS):
+                        copy.write(b"".join(data[at : at + _BLOCK_ROWS]))
                 copy.write(_COPY_END)
         except psycopg.errors.UndefinedTable as error:
             raise StagingLostError("a staging table is gone", where=table.name) from error
