@@ -14,6 +14,8 @@ PLAIN = [bytes((i,)) if i < 128 else bytes((0x80 | (i & 127), i >> 7)) for i in 
 """The varint of every number below 2^14: one or two bytes, the last of its number."""
 MORE = [bytes((0x80 | (i & 127), 0x80 | (i >> 7))) for i in range(1 << 14)]
 """Two bytes that hold 14 bits and say that more follow."""
+MORE_PRESENT = [b"\x02" + piece for piece in MORE]
+"""The same behind the union branch "present" of a nullable field."""
 SMALL = [PLAIN[i << 1] for i in range(1 << 13)]
 """The zigzag varint of 0 to 8191."""
 SMALL_PRESENT = [b"\x02" + piece for piece in SMALL]

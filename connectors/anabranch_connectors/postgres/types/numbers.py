@@ -5,12 +5,15 @@ from __future__ import annotations
 import struct
 
 from anabranch_connectors.postgres.types.cell import CellDecoder, CellEncoder
-from anabranch_schemas.envelope.varint import MORE, PLAIN, SMALL, SMALL_PRESENT, zigzag
+from anabranch_schemas.envelope.varint import MORE, MORE_PRESENT, PLAIN, SMALL, SMALL_PRESENT, zigzag
 
-_INT_NAMES = {"Z": SMALL, "ZP": SMALL_PRESENT, "C14": MORE, "F14": PLAIN, "zz": zigzag}
+_INT_NAMES = {"Z": SMALL, "ZP": SMALL_PRESENT, "C14": MORE, "CP14": MORE_PRESENT, "F14": PLAIN, "zz": zigzag}
 # One table for 13 bits, two for 27, the function for the rest: most keys and counters stay inline.
 _INT = "(Z[{c}] if 0 <= {c} < 8192 else C14[({c} << 1) & 16383] + F14[{c} >> 13] if 0 < {c} < 134217728 else zz({c}))"
-_INT_PRESENT = "(ZP[{c}] if 0 <= {c} < 8192 else b'\\x02' + zz({c}))"
+_INT_PRESENT = (
+    "(ZP[{c}] if 0 <= {c} < 8192 else CP14[({c} << 1) & 16383] + F14[{c} >> 13] if 0 < {c} < 134217728 "
+    "else b'\\x02' + zz({c}))"
+)
 _TRUTH = (b"\x00", b"\x01")
 
 
