@@ -8,6 +8,7 @@ torn changes nothing; one that Spark cannot use is wiped.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import threading
 import time
@@ -91,12 +92,17 @@ def _drive(
 ) -> None:
     applier = Applier(spark, config, registry, target)
     try:
-        # What lies there already is applied first: it may start no micro-batch of its own.
-        applier.run(stop_event.is_set)
         batch = _Batch(applier, config, stop_event.is_set)
         while True:
             batch.ran = False
-            error = _follow(_start(config, spark, applier, batch), batch, stop_event)
+            query = _start(config, spark, applier, batch)
+            try:
+                # Spark takes seconds to begin its first batch, and what lies there already may start none at all.
+                batch.stand_in(query)
+            except BaseException:
+                query.stop()
+                raise
+            error = _follow(query, batch, stop_event)
             if error is None:
                 return
             # The batch did not fail, so Spark cannot use the checkpoint. Nothing in it is needed.
@@ -118,6 +124,11 @@ class _Batch:
         self.failure: Exception | None = None
         self.ran = False
         self.busy = threading.Lock()
+
+    def stand_in(self, query: StreamingQuery) -> None:
+        """Apply until the first batch waits for its turn, or the query has ended."""
+        with self.busy:
+            self._applier.run(lambda: self.ran or self._stopping() or not query.isActive, linger_s=math.inf)
 
     def __call__(self, _frame: DataFrame, _batch_id: int) -> None:
         self.ran = True
