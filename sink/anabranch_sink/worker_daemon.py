@@ -1,7 +1,8 @@
-"""The daemon that forks Spark's Python workers, without the zip archives on its path.
+"""The daemon that forks Spark's Python workers, without archives on its path.
 
-Every task calls `importlib.invalidate_caches`, and before Python 3.13 that reads the directory of each zip on the path
-again: 70 ms a task for pyspark.zip. Where PySpark is installed as a package its zip is not needed.
+Every task calls `importlib.invalidate_caches`, and before Python 3.13 that reads the directory of each archive on the
+path again: 70 ms a task for pyspark.zip, 50 ms for spark-core's jar, which Spark puts there too. Where PySpark is
+installed as a package they are not needed.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from types import ModuleType
 from typing import Any
 
 
-def _without_zips() -> None:
-    kept = [entry for entry in sys.path if not entry.endswith(".zip")]
-    zipped = sys.path[:]
+def _without_archives() -> None:
+    kept = [entry for entry in sys.path if not entry.endswith((".zip", ".jar"))]
+    found = sys.path[:]
     sys.path[:] = kept
     sys.path_importer_cache.clear()
-    if importlib.util.find_spec("pyspark") is None or importlib.util.find_spec("py4j") is None:
-        sys.path[:] = zipped
+    if any(importlib.util.find_spec(name) is None for name in ("pyspark", "py4j", "anabranch_sink")):
+        sys.path[:] = found
 
 
 def _leave_quietly(daemon: ModuleType) -> None:
@@ -36,7 +37,7 @@ def _leave_quietly(daemon: ModuleType) -> None:
 
 
 if __name__ == "__main__":
-    _without_zips()
+    _without_archives()
     from pyspark import daemon
 
     _leave_quietly(daemon)
