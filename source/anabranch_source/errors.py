@@ -3,6 +3,7 @@
 AnabranchError
 ├── SourceFencedError     source.fenced            another worker has taken the stream over
 ├── PublishError          source.publish           Kafka did not take a snapshot; nothing was lost
+├── RecordTooLargeError   source.record_too_large  a row is greater than a record may be
 └── TopicMissingError     source.topic_missing     a topic of the stream was deleted
 """
 
@@ -22,6 +23,12 @@ class PublishError(AnabranchError):
 
     code = "source.publish"
     action = Action.RETRY
+
+
+class RecordTooLargeError(AnabranchError):
+    """A row is greater than a record may be. Nothing behind it is published until it is let through."""
+
+    code = "source.record_too_large"
 
 
 class TopicMissingError(AnabranchError):

@@ -23,6 +23,8 @@ from anabranch_schemas.envelope.cells import HEADER as CELLS_HEADER
 from anabranch_source.errors import PublishError
 
 Headers = list[tuple[str, str | bytes | None]]
+Failure = tuple[KafkaError, str]
+"""What Kafka said of a record, and the record's topic."""
 Report = Callable[[KafkaError | None, Message], None]
 Produced = tuple[str, bytes | None, bytes | None, int, Report | None, None, int, Headers]
 """Arguments of `Producer.produce` by position, as keywords cost more; the sixth is a second name of the fifth."""
@@ -46,7 +48,7 @@ class Lane:
     topic: str
     partition: int
     """0 for a topic's only partition, -1 if the client chooses."""
-    failures: list[KafkaError]
+    failures: list[Failure]
     held: Produced | None = None
     """The last row so far: not produced yet."""
     records: int = 0
@@ -57,7 +59,7 @@ class Lane:
     def delivered(self, error: KafkaError | None, message: Message) -> None:
         """Take a delivery report."""
         if error is not None:
-            self.failures.append(error)
+            self.failures.append((error, self.topic))
             return
         partition, offset = message.partition(), message.offset()
         assert partition is not None
@@ -127,7 +129,7 @@ class RowProducer:
         self._heads: dict[int, bytes] = {}
         self._single: dict[str, bool] = {}
         self.epoch = 0
-        self.failures: list[KafkaError] = []
+        self.failures: list[Failure] = []
         """Of rows that Kafka did not take, in the order they became known."""
 
     def rows(

@@ -27,9 +27,9 @@ from anabranch_schemas.clock import HybridClock, pack
 from anabranch_schemas.errors import AnabranchError
 from anabranch_schemas.marker import MarkerKind, SnapshotMarker
 from anabranch_schemas.vector import VectorTime
-from anabranch_source.errors import PublishError, SourceFencedError, TopicMissingError
+from anabranch_source.errors import PublishError, RecordTooLargeError, SourceFencedError, TopicMissingError
 from anabranch_source.produce import OpenSnapshot, Produced, RowProducer
-from anabranch_source.settings import StreamSettings
+from anabranch_source.settings import MAX_RECORD_BYTES, StreamSettings
 
 _FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}  # noqa: SLF001 - public by documentation
 _GONE = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}  # noqa: SLF001
@@ -61,6 +61,8 @@ class SnapshotPublisher:
                 "compression.type": "lz4",
                 "linger.ms": 5,
                 "batch.size": 1 << 20,
+                # Above the topics' limit: that one decides, and names the topic.
+                "message.max.bytes": MAX_RECORD_BYTES + (1 << 20),
                 "queue.buffering.max.kbytes": 256 << 10,
                 "queue.buffering.max.messages": 1_000_000,
                 "partitioner": "murmur2_random",  # as Java's producers, so that keys meet theirs
@@ -298,9 +300,9 @@ class SnapshotPublisher:
 
     def _check(self) -> None:
         if self._rows.failures:
-            raise self._failed(self._rows.failures[0])
+            raise self._failed(*self._rows.failures[0])
 
-    def _failed(self, error: KafkaError) -> AnabranchError:
+    def _failed(self, error: KafkaError, topic: str = "") -> AnabranchError:
         if error.code() in _FENCED:
             return SourceFencedError(
                 "another worker has taken the stream over; this one ends without having published the open snapshot",
@@ -313,6 +315,13 @@ class SnapshotPublisher:
                 where=self._settings.prefix,
                 advice="the deleted rows cannot be published again from the log: "
                 "run `anabranch bootstrap FILE --source NAME` to copy the tables anew",
+            )
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            return RecordTooLargeError(
+                "a row is greater than a record may be",
+                where=topic or self._settings.name,
+                advice="let it through: raise max.message.bytes of the topic (kafka-configs.sh --alter "
+                "--entity-type topics), and message.max.bytes under `kafka` if it is set there",
             )
         return PublishError(
             f"Kafka did not take the snapshot: {error.str()}",

@@ -10,6 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from tests.integration.source_reader import StreamReader, check_markers, check_same, fold, log_end
 from tests.source_process import SourceProcess, SourceRun, SourceThread
 
@@ -227,3 +228,34 @@ def _closed_port() -> int:
         taken.bind(("127.0.0.1", 0))
         port: int = taken.getsockname()[1]
     return port
+
+
+def test_a_row_of_some_megabytes_travels_and_one_above_the_topics_limit_stops(
+    begun: SourceRun, reader: StreamReader, db: psycopg.Connection
+) -> None:
+    noise = "select string_agg(md5(random()::text), '') from generate_series(1, 100000)"  # 3.2 MB
+    with SourceThread(begun):
+        db.execute(f"insert into t values (2, ({noise}))".encode())
+        reader.wait_for(log_end(begun.dsn))
+    records = reader.records()
+    check_markers(reader.markers, records)
+    check_same(begun.dsn, fold(records))
+
+    topic = f"{begun.prefix}.public.t"
+    _limit(begun, topic, 1_000_000)
+    db.execute(f"insert into t values (3, ({noise}))".encode())
+    with SourceThread(begun) as source:
+        error = source.failure()
+    assert (error.code, error.action, error.where) == ("source.record_too_large", Action.STOP, topic)
+
+    _limit(begun, topic, 10_000_000)
+    with SourceThread(begun):
+        reader.wait_for(log_end(begun.dsn))
+    check_same(begun.dsn, fold(reader.records()))
+
+
+def _limit(run: SourceRun, topic: str, size: int) -> None:
+    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
+    admin = AdminClient(run.consumer_kafka)
+    for done in admin.incremental_alter_configs([ConfigResource("TOPIC", topic, incremental_configs=[entry])]).values():
+        done.result(30)

@@ -16,6 +16,7 @@ from tests.source_process import SourceProcess, SourceRun, SourceThread
 from tests.waiting import wait_until
 
 from anabranch.stack.service import KafkaService
+from anabranch_schemas.clock import HybridClock
 from anabranch_schemas.errors import AnabranchError
 from anabranch_schemas.marker import MarkerKind, SnapshotMarker
 from anabranch_source.publish import SnapshotPublisher
@@ -180,6 +181,25 @@ def test_a_worker_that_is_overtaken_in_a_snapshot_ends_as_fenced(
         change(db)
         assert first.failure().code == "source.fenced"
     with SourceThread(run):
+        reader.wait_for(log_end(run.dsn))
+    check(run, reader)
+
+
+def test_hybrid_time_goes_on_where_it_was_when_the_servers_clock_is_set_back(
+    run: SourceRun, reader: StreamReader, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class ClockAhead(HybridClock):
+        def tick(self, micros: int | None = None) -> int:
+            return super().tick((micros or self._now()) + 3_600_000_000)
+
+    monkeypatch.setattr("anabranch_source.worker.HybridClock", ClockAhead)
+    with SourceThread(run):
+        reader.wait_for(log_end(run.dsn))
+        change(db)
+        reader.wait_for(log_end(run.dsn))
+    monkeypatch.undo()
+    with SourceThread(run):
+        change(db)
         reader.wait_for(log_end(run.dsn))
     check(run, reader)
 
