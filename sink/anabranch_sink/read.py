@@ -112,6 +112,10 @@ class RangeReader:
         finally:
             self._consumer.unassign()
 
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._consumer.close()
+
     def _next(self, left: int, ranges: Sequence[MarkedRange]) -> list[Message]:
         """Return the next records, at least one."""
         began = time.monotonic()

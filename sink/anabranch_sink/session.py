@@ -53,7 +53,7 @@ def settings(config: SinkConfig) -> dict[str, str]:
         "spark.sql.shuffle.partitions": str(parallelism(config.spark)),
         "spark.sql.adaptive.enabled": "false",
         "spark.python.worker.reuse": "true",
-        # 4.1: half of what a task's hand-over over TCP costs. Unknown settings are ignored by 4.0.
+        # Half of what a task's hand-over over TCP costs.
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.python.daemon.module": "anabranch_sink.worker_daemon",
         "spark.sql.session.timeZone": "UTC",
