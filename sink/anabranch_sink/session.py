@@ -49,6 +49,10 @@ def settings(config: SinkConfig) -> dict[str, str]:
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        # A day has half a million jobs: what is remembered of them, for a page that nobody looks at, is kept small.
+        "spark.ui.retainedJobs": "20",
+        "spark.ui.retainedStages": "20",
+        "spark.ui.retainedTasks": "200",
         # Shuffles are not used; adaptive plans cost tens of milliseconds for a cut of a few rows.
         "spark.sql.shuffle.partitions": str(parallelism(config.spark)),
         "spark.sql.adaptive.enabled": "false",
