@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 from anabranch_sink.config import SinkConfig, parallelism
+
+_PY_FILES = "spark.submit.pyFiles"
 
 
 def build(config: SinkConfig) -> SparkSession:
@@ -17,10 +23,23 @@ def build(config: SinkConfig) -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(config.spark).appName(f"anabranch {config.name}")
     for name, value in {**settings(config), **config.conf}.items():
-        builder = builder.config(name, value)
+        if name != _PY_FILES:
+            builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
+    for path in filter(None, config.conf.get(_PY_FILES, "").split(",")):
+        _send(session, Path(path))
     return session
+
+
+def _send(session: SparkSession, file: Path) -> None:
+    """Give a Python file or archive to every executor; Spark knows a wheel only as a zip, which it is."""
+    if file.suffix == ".whl":
+        # Executors fetch it from the driver whenever they start.
+        scratch = tempfile.mkdtemp(prefix="anabranch-")
+        atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+        file = Path(shutil.copyfile(file, Path(scratch) / f"{file.stem}.zip"))
+    session.sparkContext.addPyFile(str(file))
 
 
 def warm(session: SparkSession, config: SinkConfig) -> None:
@@ -59,7 +78,8 @@ def settings(config: SinkConfig) -> dict[str, str]:
         "spark.python.worker.reuse": "true",
         # Half of what a task's hand-over over TCP costs.
         "spark.python.unix.domain.socket.enabled": "true",
-        "spark.python.daemon.module": "anabranch_sink.worker_daemon",
+        # With pyFiles the package reaches a worker after its daemon has started: then it is Spark's own.
+        **({} if _PY_FILES in config.conf else {"spark.python.daemon.module": "anabranch_sink.worker_daemon"}),
         "spark.sql.session.timeZone": "UTC",
         # 20 batches of offsets and commits are plenty: the checkpoint is a hint.
         "spark.sql.streaming.minBatchesToRetain": "20",

@@ -338,3 +338,11 @@ def check_same(dsn: str, tables: Tables, *names: str) -> None:
     for name in names:
         folded = sorted(tables[name].values(), key=repr)
         assert folded == sorted(in_database(dsn, name), key=repr)
+
+
+def check_stream(reader: StreamReader, dsn: str, *names: str) -> list[Record]:
+    """Assert that the whole stream is right and folds into what the database holds; return its records."""
+    records = reader.records()
+    check_markers(reader.markers, records)
+    check_same(dsn, fold(records), *names)
+    return records

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import site
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 import yaml
+from tests.source_process import ROOT
 from tests.waiting import wait_until
 
 from anabranch.stack.service import KafkaService
@@ -172,3 +175,38 @@ def test_a_part_that_cannot_go_on_is_shown_with_its_reason_and_repair(command: C
     code, verified, stderr = command.call("verify", "-o", "json")
     assert code == 0, stderr
     assert verified["tables"][0]["rows"] == 50
+
+
+def test_the_package_reaches_executors_that_lack_it(
+    command: Command, us_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", str(_bare_python(tmp_path)))
+    document = yaml.safe_load(command.file.read_text())
+    document["sinks"][0]["spark"] = {
+        "master": "local-cluster[1,1,1024]",
+        "conf": {"spark.submit.pyFiles": str(_packed(tmp_path))},
+    }
+    command.file.write_text(yaml.safe_dump(document))
+    command.run()
+    wait_until(command.safe, "the sink has no safe time")
+    with psycopg.connect(us_database) as target:
+        assert target.execute("SELECT count(*) FROM orders").fetchone() == (100,)
+
+
+def _bare_python(directory: Path) -> Path:
+    """Return an interpreter that has what we need, without us: no .pth file is read."""
+    script = directory / "python"
+    path = f"$PYTHONPATH:{site.getsitepackages()[0]}"
+    script.write_text(f'#!/bin/sh\nPYTHONPATH="{path}" exec {sys.executable} -S "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
+def _packed(directory: Path) -> Path:
+    """Return our packages as a wheel has them."""
+    archive = directory / "anabranch-0-py3-none-any.whl"
+    with zipfile.ZipFile(archive, "w") as packed:
+        for room in ("schemas", "connectors", "source", "sink", "anabranch"):
+            for file in (ROOT / room).rglob("*.py"):
+                packed.write(file, file.relative_to(ROOT / room))
+    return archive

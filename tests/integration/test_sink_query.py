@@ -11,27 +11,22 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
 import pytest
 from pyspark.sql import SparkSession
-from tests.integration.sink_stream import Schemas, SyntheticStream, insert
+from tests.integration.sink_driver import PYSPARK_SOCKETS
+from tests.integration.sink_stream import SyntheticStream, insert
 
-from anabranch.stack.service import KafkaService
 from anabranch_connectors.target_errors import TargetConstraintError
 from anabranch_schemas.table import Column, TableSchema
 from anabranch_schemas.types import Scalar
-from anabranch_sink import session
 from anabranch_sink.config import SinkConfig
 from anabranch_sink.query import run_sink
 
-pytestmark = [
-    pytest.mark.timeout(240),
-    # PySpark leaves the sockets that answers came over to the garbage collector.
-    pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
+pytestmark = [pytest.mark.timeout(240), *PYSPARK_SOCKETS]
 ITEM = TableSchema(
     "public",
     "item",
@@ -40,44 +35,23 @@ ITEM = TableSchema(
 )
 
 
-@pytest.fixture(scope="module")
-def spark(spark_jars: tuple[Path, ...]) -> SparkSession:
-    """Return the one session of the sink's tests; it ends with the process."""
-    return session.build(SinkConfig("tests", "us", "", (), {}, Path(), spark="local[2,4]", jars=spark_jars))
-
-
 @pytest.fixture
-def stream(kafka: KafkaService, topic_prefix: str) -> SyntheticStream:
-    return SyntheticStream(kafka.bootstrap, "eu.orders", topic_prefix, Schemas())
-
-
-@pytest.fixture
-def target(us_database: str) -> Iterator[psycopg.Connection]:
-    """Yield a target that counts how often each row was written."""
-    with psycopg.connect(us_database, autocommit=True) as connection:
-        connection.execute("create table item (id bigint primary key, n bigint)")
-        connection.execute("create table written (id bigint)")
-        connection.execute(
-            "create function note_it() returns trigger language plpgsql as "
-            "'begin insert into written values (new.id); return null; end'"
-        )
-        connection.execute("create trigger t after insert or update on item for each row execute function note_it()")
-        connection.execute("alter table item enable always trigger t")
-        yield connection
-
-
-@pytest.fixture
-def config(stream: SyntheticStream, us_database: str, tmp_path: Path) -> SinkConfig:
-    return SinkConfig(
-        "items-us",
-        "us",
-        us_database,
-        (stream.ref,),
-        {"bootstrap.servers": stream.bootstrap},
-        tmp_path / "checkpoint",
-        spark="local[2,4]",
-        linger_s=0.1,
+def target(target: psycopg.Connection) -> psycopg.Connection:
+    """Return a target that counts how often each row was written."""
+    target.execute("create table item (id bigint primary key, n bigint)")
+    target.execute("create table written (id bigint)")
+    target.execute(
+        "create function note_it() returns trigger language plpgsql as "
+        "'begin insert into written values (new.id); return null; end'"
     )
+    target.execute("create trigger t after insert or update on item for each row execute function note_it()")
+    target.execute("alter table item enable always trigger t")
+    return target
+
+
+@pytest.fixture
+def config(config: SinkConfig) -> SinkConfig:
+    return replace(config, name="items-us", linger_s=0.1)
 
 
 @contextmanager

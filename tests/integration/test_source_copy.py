@@ -12,10 +12,17 @@ from pathlib import Path
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
-from tests.integration.source_reader import StreamReader, check_markers, check_same, fold, in_database, log_end
+from tests.integration.source_reader import (
+    StreamReader,
+    check_markers,
+    check_same,
+    check_stream,
+    fold,
+    in_database,
+    log_end,
+)
 from tests.source_process import SourceRun, SourceThread
 
-from anabranch.stack.service import KafkaService
 from anabranch_connectors.postgres import control
 from anabranch_connectors.postgres.chunks import ChunkReader, ChunkSnapshot
 from anabranch_connectors.postgres.preconditions import forget
@@ -28,20 +35,8 @@ Write = Callable[[psycopg.Connection, random.Random], None]
 
 
 @pytest.fixture
-def run(eu_database: str, kafka: KafkaService, topic_prefix: str, tmp_path: Path) -> SourceRun:
-    return SourceRun(eu_database, kafka.bootstrap, topic_prefix, str(tmp_path / "spill"), chunk_rows=50)
-
-
-@pytest.fixture
-def reader(run: SourceRun) -> Iterator[StreamReader]:
-    with StreamReader(run.bootstrap, run.prefix) as reader:
-        yield reader
-
-
-@pytest.fixture
-def db(run: SourceRun) -> Iterator[psycopg.Connection]:
-    with psycopg.connect(run.dsn, autocommit=True) as conn:
-        yield conn
+def run(run: SourceRun) -> SourceRun:
+    return replace(run, chunk_rows=50)
 
 
 @contextmanager
@@ -199,9 +194,8 @@ def test_empty_and_exactly_filled_chunks_end_a_table(
         db.execute(f"insert into {name} select generate_series(1, {rows})")
     with SourceThread(run):
         reader.wait_for(log_end(run.dsn))
-    records = reader.records()
-    check_markers(reader.markers, records)
-    check_same(run.dsn, fold(records), "public.a_one", "public.b_none", "public.c_two_chunks", "public.d_two_and_one")
+    tables = ("public.a_one", "public.b_none", "public.c_two_chunks", "public.d_two_and_one")
+    records = check_stream(reader, run.dsn, *tables)
     assert {state.table for state in reader.markers[-1].copy if state.done} == {
         "public.a_one",
         "public.b_none",
@@ -242,9 +236,7 @@ def test_a_large_transaction_during_the_copy_is_filtered_on_disk(
         db.execute("update t set v = 'y'")
         db.execute("update t set id = id + 500 where id > 500")
         reader.wait_for(log_end(run.dsn))
-    records = reader.records()
-    check_markers(reader.markers, records)
-    check_same(run.dsn, fold(records), "public.t")
+    check_stream(reader, run.dsn, "public.t")
     assert list(Path(run.spill_dir).iterdir()) == []
 
 

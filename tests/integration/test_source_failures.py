@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
-from tests.integration.source_reader import StreamReader, check_markers, check_same, fold, log_end
+from tests.integration.source_reader import StreamReader, check_markers, check_same, check_stream, fold, log_end
 from tests.source_process import SourceProcess, SourceRun, SourceThread
 
 from anabranch.stack.postgres import PostgresServer
@@ -23,22 +22,10 @@ from anabranch_schemas.registry import ServiceRegistry
 
 
 @pytest.fixture
-def run(eu_database: str, kafka: KafkaService, topic_prefix: str, tmp_path: Path) -> SourceRun:
-    return SourceRun(eu_database, kafka.bootstrap, topic_prefix, str(tmp_path / "spill"))
-
-
-@pytest.fixture
-def reader(run: SourceRun) -> Iterator[StreamReader]:
-    with StreamReader(run.bootstrap, run.prefix) as reader:
-        yield reader
-
-
-@pytest.fixture
-def db(run: SourceRun) -> Iterator[psycopg.Connection]:
-    with psycopg.connect(run.dsn, autocommit=True) as conn:
-        conn.execute("create table t (id int primary key, v text)")
-        conn.execute("insert into t values (1, 'copied')")
-        yield conn
+def db(db: psycopg.Connection) -> psycopg.Connection:
+    db.execute("create table t (id int primary key, v text)")
+    db.execute("insert into t values (1, 'copied')")
+    return db
 
 
 @pytest.fixture
@@ -175,9 +162,7 @@ def test_a_session_that_the_server_ends_is_tried_again(
     db.execute("insert into t values (2)")
     with SourceThread(run):
         reader.wait_for(log_end(run.dsn))
-    records = reader.records()
-    check_markers(reader.markers, records)
-    check_same(run.dsn, fold(records), "public.t")
+    check_stream(reader, run.dsn, "public.t")
 
 
 def test_a_registry_that_is_not_there_is_tried_again(run: SourceRun, db: psycopg.Connection) -> None:
@@ -206,9 +191,7 @@ def test_a_full_disk_stops_the_source_and_loses_nothing(
     assert (outcome["code"], outcome["action"]) == ("source.spill_full", "stop")
     with SourceThread(run):
         reader.wait_for(log_end(run.dsn))
-    records = reader.records()
-    check_markers(reader.markers, records)
-    check_same(run.dsn, fold(records), "public.t")
+    check_stream(reader, run.dsn, "public.t")
 
 
 def test_a_spill_directory_that_is_none_stops_the_source(
@@ -239,7 +222,7 @@ def test_a_row_of_some_megabytes_travels_and_one_above_the_topics_limit_stops(
         reader.wait_for(log_end(begun.dsn))
     records = reader.records()
     check_markers(reader.markers, records)
-    check_same(begun.dsn, fold(records))
+    check_same(begun.dsn, fold(records), "public.t")
 
     topic = f"{begun.prefix}.public.t"
     _limit(begun, topic, 1_000_000)
@@ -251,7 +234,7 @@ def test_a_row_of_some_megabytes_travels_and_one_above_the_topics_limit_stops(
     _limit(begun, topic, 10_000_000)
     with SourceThread(begun):
         reader.wait_for(log_end(begun.dsn))
-    check_same(begun.dsn, fold(reader.records()))
+    check_same(begun.dsn, fold(reader.records()), "public.t")
 
 
 def _limit(run: SourceRun, topic: str, size: int) -> None:

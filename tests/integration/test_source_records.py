@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from tests.integration.source_reader import StreamReader, check_markers, check_same, fold, log_end, resume_of
 from tests.source_process import SourceRun, SourceThread
 
-from anabranch.stack.service import KafkaService
 from anabranch_connectors.postgres.lsn import lsn_int
 from anabranch_connectors.postgres.spill import TransactionBuffer
 from anabranch_schemas import clock
@@ -20,23 +18,6 @@ from anabranch_schemas.envelope.cells import UNAVAILABLE
 from anabranch_schemas.errors import Action
 from anabranch_schemas.marker import MarkerKind
 from anabranch_schemas.stamp import Flag, Op
-
-
-@pytest.fixture
-def run(eu_database: str, kafka: KafkaService, topic_prefix: str, tmp_path: Path) -> SourceRun:
-    return SourceRun(eu_database, kafka.bootstrap, topic_prefix, str(tmp_path / "spill"))
-
-
-@pytest.fixture
-def reader(run: SourceRun) -> Iterator[StreamReader]:
-    with StreamReader(run.bootstrap, run.prefix) as reader:
-        yield reader
-
-
-@pytest.fixture
-def db(run: SourceRun) -> Iterator[psycopg.Connection]:
-    with psycopg.connect(run.dsn, autocommit=True) as conn:
-        yield conn
 
 
 def test_copied_rows_come_first_and_then_each_change_once(

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import psycopg
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
-from tests.integration.source_reader import StreamReader, check_markers, check_same, fold, log_end
+from tests.integration.source_reader import StreamReader, check_stream, log_end
 from tests.source_process import SourceProcess, SourceRun, SourceThread
 from tests.waiting import wait_until
 
-from anabranch.stack.service import KafkaService
 from anabranch_schemas.clock import HybridClock
 from anabranch_schemas.errors import AnabranchError
 from anabranch_schemas.marker import MarkerKind, SnapshotMarker
@@ -23,22 +21,15 @@ from anabranch_source.publish import SnapshotPublisher
 
 
 @pytest.fixture
-def run(eu_database: str, kafka: KafkaService, topic_prefix: str, tmp_path: Path) -> SourceRun:
-    return SourceRun(eu_database, kafka.bootstrap, topic_prefix, str(tmp_path / "spill"), chunk_rows=100, partitions=2)
+def run(run: SourceRun) -> SourceRun:
+    return replace(run, chunk_rows=100, partitions=2)
 
 
 @pytest.fixture
-def reader(run: SourceRun) -> Iterator[StreamReader]:
-    with StreamReader(run.bootstrap, run.prefix) as reader:
-        yield reader
-
-
-@pytest.fixture
-def db(run: SourceRun) -> Iterator[psycopg.Connection]:
-    with psycopg.connect(run.dsn, autocommit=True) as conn:
-        conn.execute("create table t (id int primary key, v text)")
-        conn.execute("insert into t select i, 'copied' from generate_series(1, 450) i")
-        yield conn
+def db(db: psycopg.Connection) -> psycopg.Connection:
+    db.execute("create table t (id int primary key, v text)")
+    db.execute("insert into t select i, 'copied' from generate_series(1, 450) i")
+    return db
 
 
 def change(db: psycopg.Connection) -> None:
@@ -47,13 +38,6 @@ def change(db: psycopg.Connection) -> None:
     db.execute("update t set v = v || '.' where id % 100 = 0")
     db.execute("delete from t where id in (select min(id) from t)")
     db.execute("update t set id = id + 100000 where id in (select min(id) from t)")
-
-
-def check(run: SourceRun, reader: StreamReader) -> None:
-    """Assert that the whole stream is right."""
-    records = reader.records()
-    check_markers(reader.markers, records)
-    check_same(run.dsn, fold(records), "public.t")
 
 
 def test_a_restart_goes_on_behind_the_last_marker(run: SourceRun, reader: StreamReader, db: psycopg.Connection) -> None:
@@ -68,7 +52,7 @@ def test_a_restart_goes_on_behind_the_last_marker(run: SourceRun, reader: Stream
         change(db)
         reader.wait_for(log_end(run.dsn))
     assert (first.epoch, first.number, first.branch) == (last.epoch + 1, last.number + 1, last.branch)
-    check(run, reader)
+    check_stream(reader, run.dsn, "public.t")
 
 
 def test_a_stop_publishes_what_was_read(run: SourceRun, reader: StreamReader, db: psycopg.Connection) -> None:
@@ -83,7 +67,7 @@ def test_a_stop_publishes_what_was_read(run: SourceRun, reader: StreamReader, db
     with SourceThread(replace(run, idle_ms=100)):
         reader.wait_for(log_end(run.dsn))
     assert len(reader.markers) > number
-    check(run, reader)
+    check_stream(reader, run.dsn, "public.t")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +89,7 @@ def test_a_kill_while_copying_loses_and_repeats_nothing(
     change(db)
     with SourceThread(run):
         reader.wait_for(log_end(run.dsn))
-    check(run, reader)
+    check_stream(reader, run.dsn, "public.t")
 
 
 @pytest.mark.parametrize("place", ["source.before_commit", "source.after_commit"])
@@ -120,7 +104,7 @@ def test_a_kill_while_streaming_loses_and_repeats_nothing(
     change(db)
     with SourceThread(run):
         reader.wait_for(log_end(run.dsn))
-    check(run, reader)
+    check_stream(reader, run.dsn, "public.t")
 
 
 def test_a_kill_while_spilling_loses_and_repeats_nothing(
@@ -135,7 +119,7 @@ def test_a_kill_while_spilling_loses_and_repeats_nothing(
     assert list(Path(run.spill_dir).iterdir()) == []
     with SourceThread(run):
         reader.wait_for(log_end(run.dsn))
-    check(run, reader)
+    check_stream(reader, run.dsn, "public.t")
 
 
 @pytest.mark.parametrize("busy", [True, False], ids=["busy", "idle"])
@@ -158,7 +142,7 @@ def test_a_worker_that_comes_back_from_the_dead_ends_as_fenced(
             reader.wait_for(log_end(run.dsn))
     assert (outcome["code"], outcome["action"]) == ("source.fenced", "stop")
     assert {m.epoch for m in reader.markers} == {1, 2}
-    check(run, reader)
+    check_stream(reader, run.dsn, "public.t")
 
 
 def test_a_worker_that_is_overtaken_in_a_snapshot_ends_as_fenced(
@@ -182,7 +166,7 @@ def test_a_worker_that_is_overtaken_in_a_snapshot_ends_as_fenced(
         assert first.failure().code == "source.fenced"
     with SourceThread(run):
         reader.wait_for(log_end(run.dsn))
-    check(run, reader)
+    check_stream(reader, run.dsn, "public.t")
 
 
 def test_hybrid_time_goes_on_where_it_was_when_the_servers_clock_is_set_back(
@@ -201,7 +185,7 @@ def test_hybrid_time_goes_on_where_it_was_when_the_servers_clock_is_set_back(
     with SourceThread(run):
         change(db)
         reader.wait_for(log_end(run.dsn))
-    check(run, reader)
+    check_stream(reader, run.dsn, "public.t")
 
 
 def test_a_failed_worker_does_not_hold_readers_back(
@@ -225,7 +209,7 @@ def test_a_failed_worker_does_not_hold_readers_back(
     wait_until(lambda: all(_committed_end(run, partition) == _written_end(run, partition) for partition in range(2)))
     with SourceThread(run):
         reader.wait_for(log_end(run.dsn))
-    check(run, reader)
+    check_stream(reader, run.dsn, "public.t")
 
 
 def _last(reader: StreamReader) -> SnapshotMarker:
