@@ -20,7 +20,7 @@ from anabranch_schemas.errors import AnabranchError, StampError
 from anabranch_sink.errors import KafkaReadError, RangeExpiredError, TopicMissingError, bootstrap_advice
 from anabranch_sink.ranges import MarkedRange, extents
 
-_TIMEOUT_S = 15.0
+_TIMEOUT_S = 5.0
 # Records of one call: a call has a fixed price, and what it returns is held twice for a moment.
 BATCH = 8192
 # Without a record for so long we ask Kafka whether the range is still there. A committed transaction shows in one
@@ -118,8 +118,8 @@ class RangeReader:
 
     def _next(self, left: int, ranges: Sequence[MarkedRange]) -> list[Message]:
         """Return the next records, at least one."""
-        began = time.monotonic()
-        doubted = False
+        began = doubted = time.monotonic()
+        said = ""
         while True:
             # A call waits until it has as many as it was asked for: never ask for more than there must be.
             messages = self._consumer.consume(max(1, min(left, self._batch)), timeout=_DOUBT_S)
@@ -127,15 +127,20 @@ class RangeReader:
             if good:
                 return good
             error = next((error for message in messages if (error := message.error()) is not None), None)
-            waited = time.monotonic() - began
-            if error is not None or (waited >= _DOUBT_S and not doubted):
-                doubted = True
-                found = diagnose(self._kafka, ranges)
-                if found is not None:
-                    raise found
-            if waited >= _STALLED_S:
+            said = error.str() if error is not None else said
+            now = time.monotonic()
+            if error is not None or now - doubted >= _DOUBT_S:
+                try:
+                    found = diagnose(self._kafka, ranges)
+                except KafkaException as failure:
+                    said = failure.args[0].str()  # brokers come back; until then nothing is known of the range
+                else:
+                    if found is not None:
+                        raise found
+                doubted = time.monotonic()
+            if now - began >= _STALLED_S:
                 raise KafkaReadError(
-                    f"no record came for {waited:.0f} s{f': {error.str()}' if error else ''}",
+                    f"no record came for {now - began:.0f} s{f': {said}' if said else ''}",
                     where=ranges[0].where,
                     advice="check the brokers, and whether a transaction hangs (kafka-transactions.sh find-hanging)",
                 )
@@ -182,16 +187,16 @@ def stamps_of(headers: Sequence[Headers | None], where: str) -> tuple[list[bytes
 
 
 def diagnose(kafka: Mapping[str, str], ranges: Sequence[MarkedRange]) -> AnabranchError | None:
-    """Ask Kafka whether the ranges are still there; return what is wrong, or None if nothing is."""
+    """Ask Kafka whether the ranges are still there; return what is wrong, or None if nothing is.
+
+    Raises:
+        KafkaException: if Kafka does not answer.
+    """
     # Uncommitted: what a transaction still holds back is there all the same.
     settings = {"group.id": "anabranch-diagnosis", "enable.auto.commit": False, "isolation.level": "read_uncommitted"}
     consumer = Consumer({**kafka, **settings})
     try:
         return next((found for marked in ranges if (found := _diagnose_one(consumer, marked)) is not None), None)
-    except KafkaException as error:
-        return KafkaReadError(
-            f"Kafka did not answer: {error.args[0].str()}", where=ranges[0].range.topic, advice="check the brokers"
-        )
     finally:
         consumer.close()
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # as its documentation names it
 
+from anabranch.stack.kafka import KafkaBroker
 from anabranch.stack.service import KafkaService
 from anabranch_schemas import stamp
 from anabranch_schemas.errors import StampError
@@ -132,3 +135,24 @@ def test_a_record_without_a_stamp_is_told(writer: Writer, reader: RangeReader) -
     writer.commit()
     with pytest.raises(StampError, match="something else writes this topic"):
         read(reader, writer.ranges(0, 1, 1))
+
+
+def test_a_broker_that_comes_back_is_waited_for(server_directory: Path, topic_prefix: str) -> None:
+    broker = KafkaBroker(server_directory / topic_prefix)
+    broker.start()
+    writer = Writer(broker, topic_prefix)
+    reader = RangeReader({"bootstrap.servers": broker.bootstrap, "log_level": "0"}, topic_prefix)
+    try:
+        writer.open(50)
+        writer.commit()
+        assert len(read(reader, writer.ranges(0, 50, 50))) == PARTITIONS
+        broker.stop()
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(read, reader, writer.ranges(10, 50, 40))
+            with pytest.raises(TimeoutError):
+                reading.result(2.5)
+            broker.start()
+            assert [len(part) for part in reading.result(60).values()] == [40] * PARTITIONS
+    finally:
+        reader.close()
+        broker.stop()
