@@ -30,6 +30,7 @@ from pyspark.sql import SparkSession
 from anabranch_connectors.api import Applied, Buffer, Publication, RoutedVersion, TargetPart
 from anabranch_connectors.target_errors import StagingLostError, TargetBusyError, TargetConstraintError
 from anabranch_schemas import failpoints
+from anabranch_schemas.errors import AnabranchError
 from anabranch_schemas.marker import TableVersion
 from anabranch_sink import publish, ranges, stage
 from anabranch_sink.config import SinkConfig, parallelism
@@ -121,9 +122,11 @@ class Applier:
         buffer: Buffer = 0 if self._publishing is not None and self._publishing.publication.buffer else 1
         try:
             publication = self._stage(cut, buffer, per_unit=False)
-        except BaseException:
-            self._finish()
-            raise
+        except AnabranchError:
+            # The cut before comes first: its failure is the news, and if it was refused this one is chosen anew.
+            if self._settle():
+                raise
+            return True
         if self._settle():
             outcome = self._publisher.submit(self._publish, publication)
             self._publishing = _Publishing(cut, publication, outcome, begun)

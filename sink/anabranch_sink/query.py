@@ -95,6 +95,7 @@ def _drive(
         batch = _Batch(applier, config, stop_event.is_set)
         while True:
             batch.ran = False
+            batch.open()
             query = _start(config, spark, applier, batch)
             try:
                 # Spark takes seconds to begin its first batch, and what lies there already may start none at all.
@@ -123,16 +124,36 @@ class _Batch:
         self._stopping = stopping
         self.failure: Exception | None = None
         self.ran = False
-        self.busy = threading.Lock()
+        self._busy = threading.Lock()
+        self._closed = False
 
     def stand_in(self, query: StreamingQuery) -> None:
         """Apply until the first batch waits for its turn, or the query has ended."""
-        with self.busy:
-            self._applier.run(lambda: self.ran or self._stopping() or not query.isActive, linger_s=math.inf)
+        with self._busy:
+            try:
+                self._applier.run(lambda: self.ran or self._stopping() or not query.isActive, linger_s=math.inf)
+            except BaseException:
+                self._closed = True  # whatever waits for its turn must not go on behind a cut that failed
+                raise
+
+    def open(self) -> None:
+        """Let batches act, for a query that is started anew."""
+        self._closed = False
+
+    def close(self) -> None:
+        """Wait for the batch in hand; those that come later do nothing.
+
+        A query must not be stopped while its batch waits for a lock that the stopping thread holds: it would wait for
+        the batch in turn.
+        """
+        with self._busy:
+            self._closed = True
 
     def __call__(self, _frame: DataFrame, _batch_id: int) -> None:
         self.ran = True
-        with self.busy:
+        with self._busy:
+            if self._closed:
+                return
             try:
                 self._applier.run(self._stopping, linger_s=self._config.linger_s, limit_s=self._config.batch_s)
             except Exception as error:
@@ -174,13 +195,14 @@ def _follow(query: StreamingQuery, batch: _Batch, stop_event: threading.Event) -
     while not stop_event.wait(_POLL_S) and query.isActive:
         pass
     # Stopping a query interrupts its batch: let it finish the cut in hand, and let Spark note that it did.
-    with batch.busy:
-        pass
+    batch.close()
     noted_by = time.monotonic() + _NOTE_S
     while query.isActive and query.status["isTriggerActive"] and time.monotonic() < noted_by:
         time.sleep(0.01)
-    with batch.busy:
+    try:
         query.stop()
+    except (PySparkException, Py4JError) as error:
+        _log.warning("the streaming query did not stop by itself", reason=type(error).__name__)
     if isinstance(batch.failure, AnabranchError):
         raise batch.failure
     if batch.failure is not None:

@@ -13,7 +13,7 @@ from typing import cast
 
 import numpy as np
 import numpy.typing as npt
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from anabranch_schemas import stamp
 from anabranch_schemas.errors import AnabranchError, StampError
@@ -23,6 +23,9 @@ from anabranch_sink.ranges import MarkedRange, extents
 _TIMEOUT_S = 5.0
 # Records of one call: a call has a fixed price, and what it returns is held twice for a moment.
 BATCH = 8192
+# And in bytes, by the mean size of what came last; before anything has come, as if records were large.
+_BATCH_BYTES = 16 << 20
+_MEAN_BYTES = 16 << 10
 # Without a record for so long we ask Kafka whether the range is still there. A committed transaction shows in one
 # partition a little earlier than in another, so a range that is not readable yet is nothing to complain about.
 _DOUBT_S = 1.0
@@ -75,6 +78,7 @@ class RangeReader:
         """`group` is asked for by the client and shows in the broker's logs; nothing is committed to it."""
         self._kafka = dict(kafka)
         self._batch = batch
+        self._mean = _MEAN_BYTES
         self._consumer = Consumer({**kafka, **_SETTINGS, "group.id": group})
 
     def read(self, ranges: Sequence[MarkedRange]) -> Iterator[Records]:
@@ -122,9 +126,11 @@ class RangeReader:
         said = ""
         while True:
             # A call waits until it has as many as it was asked for: never ask for more than there must be.
-            messages = self._consumer.consume(max(1, min(left, self._batch)), timeout=_DOUBT_S)
+            wanted = max(1, min(left, self._batch, _BATCH_BYTES // self._mean))
+            messages = self._consumer.consume(wanted, timeout=_DOUBT_S)
             good = [message for message in messages if message.error() is None]
             if good:
+                self._mean = 1 + sum(map(len, good)) // len(good)
                 return good
             error = next((error for message in messages if (error := message.error()) is not None), None)
             said = error.str() if error is not None else said
@@ -204,7 +210,9 @@ def diagnose(kafka: Mapping[str, str], ranges: Sequence[MarkedRange]) -> Anabran
 def _diagnose_one(consumer: Consumer, marked: MarkedRange) -> AnabranchError | None:
     r = marked.range
     listed = consumer.list_topics(r.topic, timeout=_TIMEOUT_S).topics[r.topic]
-    if listed.error is not None or r.partition not in listed.partitions:
+    if listed.error is not None and listed.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+        raise KafkaException(listed.error)
+    if r.partition not in listed.partitions:
         return TopicMissingError(
             "the topic or partition that the marker names does not exist",
             where=marked.where,

@@ -78,6 +78,8 @@ class Reducer:
         self._chains: dict[tuple[str, bytes], list[int]] = {}
         self.held = 0
         """Records that are held in memory since the last `take`."""
+        self.held_bytes = 0
+        """What they take: keys and values."""
         self.found: dict[int, tuple[int, int]] = {}
         """Range index → (records, digest)."""
         self.truncations: list[tuple[str, bytes, int, int]] = []
@@ -129,6 +131,7 @@ class Reducer:
         self._runs.append(_Run(records.topic, meta, [key or b"" for key in records.keys], records.values, records.more))
         self._starts.append(base)
         self.held += len(meta)
+        self.held_bytes += sum(map(len, filter(None, records.values))) + sum(map(len, filter(None, records.keys)))
         if not partial.any() and not self._chains:
             latest.update(zip(identities, rows, strict=True))
             return
@@ -184,6 +187,7 @@ class Reducer:
                 if low < high:
                     yield self._winners(run, rows[low:high], start, identities)
         self._runs, self._starts, self._latest, self._chains, self.held = [], [], {}, {}, 0
+        self.held_bytes = 0
 
     def _winners(self, run: _Run, rows: npt.NDArray[np.int64], start: int, identities: dict[int, bytes]) -> Winners:
         local = (rows - start).tolist()

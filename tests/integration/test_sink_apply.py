@@ -17,7 +17,7 @@ from anabranch_schemas import failpoints
 from anabranch_schemas.envelope.cells import Cell, CellKind
 from anabranch_schemas.marker import MarkerKind
 from anabranch_schemas.stamp import Op
-from anabranch_schemas.table import Column
+from anabranch_schemas.table import Column, TableSchema
 from anabranch_schemas.types import Decimal as DecimalType
 from anabranch_schemas.types import Enumeration, Scalar
 from anabranch_sink import stage
@@ -323,3 +323,20 @@ def test_cuts_wait_for_what_they_depend_on(sink: Sink, stream: SyntheticStream, 
     other.close()
     apply_all(applier, stream)
     assert rows(target, "select id from account order by id") == [(1,), (2,), (3,)]
+
+
+def test_a_delete_goes_by_the_key_that_its_table_had_then(
+    sink: Sink, stream: SyntheticStream, target: psycopg.Connection
+) -> None:
+    columns = tuple(Column(name, Scalar.INT64, nullable=False, source_type="bigint") for name in ("id", "n"))
+    by_id, by_n = (TableSchema("public", "pair", columns, (key,)) for key in ("id", "n"))
+    target.execute("create table pair (id bigint primary key, n bigint not null unique)")
+    applier = sink()
+    stream.transaction(*[insert(by_id, id=i, n=10 * i) for i in (1, 2, 3)])
+    stream.close()
+    apply_all(applier, stream)
+    for deleted, known, left in ((1, by_n, [2, 3]), (2, by_id, [3]), (3, by_n, [])):
+        stream.transaction(delete(known, id=deleted, n=10 * deleted))
+        stream.close()
+        apply_all(applier, stream)
+        assert rows(target, "select id from pair order by id") == [(i,) for i in left]

@@ -72,17 +72,19 @@ class StagingTable:
 
 @lru_cache(maxsize=4096)
 def staging_table(sink: str, version: RoutedVersion, buffer: Buffer) -> StagingTable:
-    """Return the staging table of a version; its name holds the schema id and a digest of its columns."""
+    """Return the staging table of a version; its name holds the schema id and a digest of its columns and key."""
     decoder = decoder_of(version)
     names = tuple(column.name for column in decoder.columns)
     types = tuple(column.staging_type for column in decoder.columns)
-    digest = zlib.crc32(json.dumps([sink, names, types]).encode())
+    key = tuple(names.index(column.name) for column in decoder.key_columns)
+    # The key, too: its change is a new version although the columns' schema stays.
+    digest = zlib.crc32(json.dumps([sink, names, types, key]).encode())
     readable = re.sub(r"[^a-z0-9]+", "_", sink.lower())[:30]
     return StagingTable(
         name=f"stage_{readable}_{version.version.value_schema_id}_{digest:08x}_{buffer}",
         columns=names,
         types=types,
-        key=tuple(names.index(column.name) for column in decoder.key_columns),
+        key=key,
     )
 
 
@@ -113,8 +115,8 @@ class PostgresStaging:
         """
         table, decoder = self._tables[version], decoder_of(self._versions[version])
         statement = sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(table.identifier)
-        cursor = _connection(self._dsn).cursor()
         try:
+            cursor = _connection(self._dsn).cursor()
             # A thread sends while we encode. Its queue holds at most what a task holds as rows.
             with cursor.copy(statement, writer=QueuedLibpqWriter(cursor)) as copy:
                 copy.write(_COPY_HEAD)
