@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.waiting import wait_until
 
 from anabranch.stack import process_tree
 from anabranch.stack.process_tree import ProcessId, descendants, identify, kill_tree, signal_tree, users_of, wait_gone
@@ -52,11 +53,14 @@ def test_a_stopped_tree_stands_still_and_goes_on(family: tuple[ProcessId, Proces
     root, child = family
     signal_tree(root, signal.SIGSTOP)
     os.waitid(os.P_PID, root.pid, os.WSTOPPED)
-    states = [Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] for process in (root, child)]
-    assert states == ["T", "T"]
+    wait_until(lambda: _state(root) == _state(child) == "T")  # the child is nobody's to wait for but its parent's
     signal_tree(root, signal.SIGCONT)
     os.waitid(os.P_PID, root.pid, os.WCONTINUED)
     assert root.alive
+
+
+def _state(process: ProcessId) -> str:
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_a_later_process_with_the_same_number_is_another_process() -> None:
