@@ -101,7 +101,7 @@ def _drive(
                 # Spark takes seconds to begin its first batch, and what lies there already may start none at all.
                 batch.stand_in(query)
             except BaseException:
-                query.stop()
+                _stop(query)
                 raise
             error = _follow(query, batch, stop_event)
             if error is None:
@@ -199,10 +199,7 @@ def _follow(query: StreamingQuery, batch: _Batch, stop_event: threading.Event) -
     noted_by = time.monotonic() + _NOTE_S
     while query.isActive and query.status["isTriggerActive"] and time.monotonic() < noted_by:
         time.sleep(0.01)
-    try:
-        query.stop()
-    except (PySparkException, Py4JError) as error:
-        _log.warning("the streaming query did not stop by itself", reason=type(error).__name__)
+    _stop(query)
     if isinstance(batch.failure, AnabranchError):
         raise batch.failure
     if batch.failure is not None:
@@ -213,6 +210,14 @@ def _follow(query: StreamingQuery, batch: _Batch, stop_event: threading.Event) -
         return query.exception() or JobFailedError("the streaming query ended without an error")
     except (PySparkException, Py4JError) as error:
         return error
+
+
+def _stop(query: StreamingQuery) -> None:
+    """Stop a query; if Spark cannot, that must not take the place of what ended it."""
+    try:
+        query.stop()
+    except (PySparkException, Py4JError) as error:
+        _log.warning("the streaming query could not be stopped", reason=type(error).__name__)
 
 
 def _unexpected(error: Exception) -> JobFailedError:
